@@ -1,0 +1,141 @@
+"""The typed shape of a composed config. Hydra merges conf/*.yaml into these dataclasses.
+
+Every field's docstring is what ``python run.py --help`` prints. No MLX, no MLflow here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gear.config import GearConfig
+
+
+@dataclass
+class ModelConfig:
+    """model=: which language model is evaluated."""
+
+    name: str = "???"
+    """The option's name, in tables."""
+    source: str = "???"
+    """smollm2 (the bundled asset), tiny (random llama built in code), hub, or local (a folder)."""
+    path: str | None = None
+    """Folder of a local model (config.json, *.safetensors, tokenizer.json)."""
+    repo: str | None = None
+    """Hub id, as owner/name."""
+    revision: str | None = None
+    """Hub revision; null = main, and the resolved commit is recorded."""
+    dtype: str = "auto"
+    """Compute dtype: auto (float32 on the Linux CPU, else the weights'), float32, float16, bfloat16."""
+    layers: int = 2
+    """tiny: number of layers."""
+    heads: int = 4
+    """tiny: query heads."""
+    kv_heads: int = 2
+    """tiny: K/V heads."""
+    head_dim: int = 64
+    """tiny: channels per head."""
+    vocab_size: int = 257
+    """tiny: vocabulary (bytes and a BOS)."""
+    seed: int = 0
+    """tiny: seed of the random weights."""
+
+
+@dataclass
+class DatasetConfig:
+    """dataset=: which documents are scored."""
+
+    name: str = "???"
+    """The option's name, in tables."""
+    source: str = "???"
+    """embedded (texts in the package), hub (through `datasets`), or file (txt, jsonl, parquet)."""
+    task: str | None = None
+    """Name of a downstream task; null = plain text."""
+    limit: int | None = None
+    """Documents used; null = all."""
+    path: str | None = None
+    """file: path of a .txt, .jsonl or .parquet file, or a folder of .txt files."""
+    repo: str | None = None
+    """hub: dataset id."""
+    config: str | None = None
+    """hub: configuration name."""
+    split: str = "test"
+    """hub: split."""
+    revision: str | None = None
+    """hub: pinned revision."""
+    text_field: str = "text"
+    """hub, jsonl, parquet: the field that holds the text."""
+    join_documents: bool = False
+    """Join all rows into one document (wikitext's rows are lines)."""
+    windows_per_document: int | None = 1
+    """Windows taken from each document, from its start; null = as many as fit."""
+
+
+@dataclass
+class EvalConfig:
+    """eval=: what is measured and by which protocol."""
+
+    name: str = "???"
+    """The option's name, in tables."""
+    task: str = "perplexity"
+    """perplexity (with fidelity against fp16) or reconstruction."""
+    protocol: str = "decode"
+    """decode (blocks form while scoring), prefix (scored in one call), oneshot (sanity check)."""
+    prefill_tokens: int = 512
+    """P: tokens of a window that enter as prefill and are not scored."""
+    scored_tokens: int = 128
+    """T: tokens fed after them; each predicts its successor."""
+    chunk: int | None = None
+    """Tokens fed per call while scoring; null = ends at block boundaries (64 without n_b)."""
+    prefill: str = "exact"
+    """exact (prefill over an exact cache, then compressed at once) or streaming (through the cache)."""
+    prefill_chunk: int = 2048
+    """Tokens per prefill call."""
+    allow_uncompressed: bool = False
+    """Let a run pass whose compressed share is too small to mean anything; the table is marked."""
+    bootstrap_samples: int = 2000
+    """Resamples of the document-level bootstrap."""
+    confidence: float = 0.95
+    """Level of the intervals."""
+
+
+@dataclass
+class TrackingConfig:
+    """tracking=: where runs are shown. Records are written in any case."""
+
+    name: str = "???"
+    """mlflow, or none."""
+    enabled: bool = True
+    """Log to MLflow."""
+    uri: str | None = None
+    """Tracking store; null = sqlite:///<results root>/mlflow.db."""
+    experiment_name: str = "gear"
+    """MLflow experiment."""
+
+
+@dataclass
+class JobConfig:
+    """job.*: limits of one job; a job over a limit is recorded FAILED and the sweep goes on."""
+
+    time_limit_s: float | None = None
+    """Wall-clock seconds; null = none."""
+    memory_limit_gib: float | None = None
+    """Resident memory of the worker in GiB; null = none."""
+
+
+@dataclass
+class Config:
+    """One job: every group composed and typed."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    gear: GearConfig = field(default_factory=GearConfig)
+    cache: dict[str, Any] = field(default_factory=dict)
+    """The method's own options; typed by the method's dataclass (gear/methods)."""
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    job: JobConfig = field(default_factory=JobConfig)
+    seed: int = 0
+    """Seed of subsets and bootstraps."""
+    device: str = "auto"
+    """auto (from the installed MLX), cpu, metal or cuda."""

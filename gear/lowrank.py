@@ -1,0 +1,139 @@
+"""L·R: the best rank-r approximation of a residual E [..., N, D], per row and head.
+
+L [..., N, r] and R [..., r, D] each carry the square root of the singular values. The default
+solver is block power iteration (Halko et al., arXiv:0909.4061, 4.4) made of matrix products and
+element-wise steps alone: `mx.linalg` factorisations run on the CPU stream only, so ``gram`` and
+``svd`` are references, refused on a GPU.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import mlx.core as mx
+
+_RIDGE = 1e-7  # relative to the mean of the Gram diagonal: near fp32's own precision
+
+
+@lru_cache(maxsize=64)
+def _start(seed: int, head_dim: int, rank: int) -> mx.array:
+    """Return Omega [D, r], drawn from (seed, D, r) alone: shared by batch, heads, blocks, layers."""
+    key = mx.random.key(seed * 1_000_003 + head_dim * 1009 + rank)
+    omega = mx.random.normal((head_dim, rank), key=key)
+    mx.eval(omega)
+    return omega
+
+
+def _cholesky_columns(gram: mx.array) -> mx.array:
+    """Return C [..., r, r] with Y·C orthonormal, where ``gram`` = YᵀY [..., r, r].
+
+    C = inverse transposed Cholesky factor, column by column (r steps over arrays of the whole
+    batch). The ridge keeps directions that E does not have at zero instead of at noise.
+    """
+    rank = gram.shape[-1]
+    eye = mx.eye(rank)
+    trace = (gram * eye).sum(axis=(-1, -2), keepdims=True)
+    ridge = mx.maximum(trace * (_RIDGE / rank), 1e-30)
+    columns: list[mx.array] = []
+    for j in range(rank):
+        e_j = eye[:, j : j + 1]
+        column = mx.broadcast_to(e_j, (*gram.shape[:-1], 1))
+        for previous in columns:
+            overlap = previous.swapaxes(-1, -2) @ gram[..., :, j : j + 1]
+            column = column - previous * overlap
+        norm = (column.swapaxes(-1, -2) @ gram @ column) + ridge
+        columns.append(column * mx.rsqrt(mx.maximum(norm, ridge)))
+    return mx.concatenate(columns, axis=-1)
+
+
+def _orthonormal(y: mx.array) -> mx.array:
+    """Orthonormalise the columns of y [..., n, r]; twice, because once squares the condition."""
+    for _ in range(2):
+        y = y @ _cholesky_columns(y.swapaxes(-1, -2) @ y)
+    return y
+
+
+def _power(e: mx.array, rank: int, iterations: int, seed: int) -> tuple[mx.array, mx.array]:
+    """Solve by block power iteration; E = 0 gives L = R = 0."""
+    peak = mx.maximum(mx.abs(e).max(axis=(-1, -2), keepdims=True), 1e-37)
+    unit = e / peak  # products of tiny or huge entries stay inside fp32
+    transposed = unit.swapaxes(-1, -2)
+    q = _orthonormal(unit @ _start(seed, e.shape[-1], rank))
+    for _ in range(iterations):
+        q = _orthonormal(unit @ _orthonormal(transposed @ q))
+    b = q.swapaxes(-1, -2) @ unit
+    singular = mx.sqrt((b * b).sum(axis=-1, keepdims=True))
+    root = mx.sqrt(singular * peak)
+    right = mx.where(singular > 0, b / mx.maximum(singular, 1e-30), 0) * root
+    return q * root.swapaxes(-1, -2), right
+
+
+def _gram(e: mx.array, rank: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Solve by eigenvectors of EᵀE (CPU); also return all singular values, descending."""
+    peak = mx.maximum(mx.abs(e).max(axis=(-1, -2), keepdims=True), 1e-37)
+    unit = e / peak
+    values, vectors = mx.linalg.eigh(unit.swapaxes(-1, -2) @ unit, stream=mx.cpu)
+    singular = mx.sqrt(mx.maximum(values[..., ::-1], 0)) * peak[..., 0]
+    basis = vectors[..., ::-1][..., :rank]
+    left = e @ basis
+    norm = mx.sqrt((left * left).sum(axis=-2, keepdims=True))
+    root = mx.sqrt(norm)
+    return (
+        mx.where(norm > 0, left / mx.maximum(root, 1e-30), 0),
+        basis.swapaxes(-1, -2) * root.swapaxes(-1, -2),
+        singular,
+    )
+
+
+def _svd(e: mx.array, rank: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Solve by full singular value decomposition (CPU); also return all singular values."""
+    u, s, vt = mx.linalg.svd(e, stream=mx.cpu)
+    root = mx.sqrt(s[..., :rank])
+    return u[..., :rank] * root[..., None, :], vt[..., :rank, :] * root[..., :, None], s
+
+
+def _rank_by_energy(singular: mx.array, energy: str, threshold: float, cap: int) -> mx.array:
+    """Return per batch row the smallest rank (the most any head needs) that reaches ``threshold``."""
+    weight = singular if energy == "nuclear" else singular * singular
+    total = weight.sum(axis=-1, keepdims=True)
+    reached = mx.cumsum(weight, axis=-1) >= threshold * total * (1 - 1e-6)
+    needed = mx.minimum(mx.argmax(reached, axis=-1) + 1, cap)
+    return mx.where(total[..., 0] > 0, needed, 1).max(axis=-1)
+
+
+def low_rank(
+    e: mx.array,
+    rank: int | None,
+    *,
+    solver: str = "power",
+    iterations: int = 2,
+    seed: int = 0,
+    max_rank: int = 16,
+    energy: str = "squared",
+    energy_threshold: float = 0.9,
+) -> tuple[mx.array, mx.array]:
+    """Return L [batch, heads, N, r] and R [batch, heads, r, D] of the fp32 residual e [batch, heads, N, D].
+
+    ``rank`` is clamped to min(N, D). ``rank=None`` picks, per batch row, the smallest rank up to
+    ``max_rank`` whose singular values reach ``energy_threshold`` (by the CPU reference); r is then
+    the largest row's, and a row's unused columns are zero.
+
+    Errors: ``ValueError`` for a CPU-only solver when the default device is a GPU.
+    """
+    most = min(e.shape[-2:])
+    if solver != "power" or rank is None:
+        if mx.default_device() != mx.Device(mx.cpu, 0):
+            raise ValueError(
+                f"gear.solver={solver!r}, gear.rank={rank!r}: needs a factorisation that MLX runs "
+                "on the CPU only; use solver=power with a fixed rank, or device=cpu."
+            )
+        cap = min(max_rank if rank is None else rank, most)
+        left, right, singular = (_svd if solver == "svd" else _gram)(e, cap)
+        if rank is None:
+            ranks = _rank_by_energy(singular, energy, energy_threshold, cap)
+            r = int(ranks.max().item())
+            used = (mx.arange(r) < ranks[:, None])[:, None, None, :]
+            left, right = mx.where(used, left[..., :r], 0), right[..., :r, :]
+            right = mx.where(used.swapaxes(-1, -2), right, 0)
+        return left, right
+    return _power(e, min(rank, most), iterations, seed)

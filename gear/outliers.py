@@ -1,0 +1,64 @@
+"""S: which entries are kept apart, and where they stand.
+
+Paper order (``pre_quant``): of every vector of n entries, the k smallest and k largest,
+k = min(floor(s*n/2 + 0.5), n // 2); s = 1 takes all. Port order (``post_lowrank``): the
+int(s*N*D) entries of largest magnitude of what base and low rank left, per head.
+Ties are broken as one stable ascending sort would, so a result never depends on the device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+
+
+def outliers_per_end(n: int, sparse_frac: float) -> int:
+    """Return k, the outliers at each end of a vector of ``n`` entries."""
+    return min(math.floor(sparse_frac * n / 2 + 0.5), n // 2)
+
+
+def outliers_per_head(tokens: int, head_dim: int, sparse_frac: float) -> int:
+    """Return the port's count for one head: int(s * N * D)."""
+    return int(sparse_frac * tokens * head_dim)
+
+
+def index_dtype(length: int) -> mx.Dtype:
+    """Return the smallest unsigned dtype that indexes ``length`` places."""
+    return mx.uint8 if length <= 2**8 else mx.uint16 if length <= 2**16 else mx.uint32
+
+
+def _kth_smallest(x: mx.array, k: int) -> mx.array:
+    """Return the k-th smallest entry (k from 1) along the last axis, kept as an axis."""
+    if k == 1:
+        return x.min(axis=-1, keepdims=True)
+    if k == x.shape[-1]:
+        return x.max(axis=-1, keepdims=True)
+    return mx.partition(x, k - 1, axis=-1)[..., k - 1 : k]
+
+
+def smallest(x: mx.array, k: int) -> mx.array:
+    """Mark the ``k`` smallest entries of each vector [..., n]; among equals the first in order."""
+    edge = _kth_smallest(x, k)
+    below, ties = x < edge, x == edge
+    room = k - below.sum(axis=-1, keepdims=True)
+    return below | (ties & (mx.cumsum(ties, axis=-1) <= room))
+
+
+def largest(x: mx.array, k: int) -> mx.array:
+    """Mark the ``k`` largest entries of each vector [..., n]; among equals the last in order."""
+    n = x.shape[-1]
+    edge = _kth_smallest(x, n - k + 1)
+    above, ties = x > edge, x == edge
+    skip = ties.sum(axis=-1, keepdims=True) - (k - above.sum(axis=-1, keepdims=True))
+    return above | (ties & (mx.cumsum(ties, axis=-1) > skip))
+
+
+def positions(mask: mx.array, count: int) -> mx.array:
+    """Return the ascending places [..., count] (uint32) of the ``count`` marks in mask [..., n]."""
+    n = mask.shape[-1]
+    place = mx.arange(n, dtype=mx.uint32)
+    slot = mx.where(mask, mx.cumsum(mask.astype(mx.uint32), axis=-1) - 1, count)
+    # what is not marked lands in one spare slot, which is cut off again
+    out = mx.zeros((*mask.shape[:-1], count + 1), dtype=mx.uint32)
+    return mx.put_along_axis(out, slot, mx.broadcast_to(place, mask.shape), axis=-1)[..., :count]
