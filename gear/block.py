@@ -1,0 +1,168 @@
+"""What is stored of compressed K or V, and how it is read back: base + L·R + S.
+
+A `Block` holds ``count`` equal blocks of one side side by side: codes and scales joined along
+tokens, the other terms stacked on a block axis (axis 2). Layout: K codes [batch, heads, head_dim,
+words] (transposed, groups along tokens), V codes [batch, heads, tokens, words]; Lᵀ [batch, heads,
+count, rank, tokens], R [..., rank, head_dim]; outliers [batch, heads, count, vectors, 2k], in port
+order [batch, heads, count, nnz]. Read-back arithmetic is fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from gear.config import SideSettings
+from gear.pack import unpack
+from gear.quantize import spread
+
+TOKEN_ARRAYS = ("codes", "scale", "zero")  # joined along tokens; all others have a block axis
+_TERM_OF = {
+    "codes": "codes", "scale": "scales", "zero": "scales", "scale_grid": "scales",
+    "zero_grid": "scales", "left": "lowrank", "right": "lowrank", "left_grid": "lowrank",
+    "right_grid": "lowrank", "outlier_index": "outliers", "outlier_value": "outliers",
+    "outlier_scale": "outliers",
+}  # fmt: skip
+
+
+def product(left: mx.array, right: mx.array, side: str) -> mx.array:
+    """Return L·R in rows (transposed for K) from Lᵀ [..., r, tokens] and R [..., r, head_dim]."""
+    if side == "k":
+        return right.swapaxes(-1, -2) @ left
+    return left.swapaxes(-1, -2) @ right
+
+
+@dataclass
+class Block:
+    """``count`` compressed blocks of ``tokens`` tokens each, of one side.
+
+    ``arrays`` holds what is stored; ``rank`` is the low-rank term's real rank (0 = none).
+    """
+
+    side: str
+    settings: SideSettings
+    tokens: int
+    head_dim: int
+    rank: int
+    count: int
+    arrays: dict[str, mx.array]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays really held."""
+        return sum(a.nbytes for a in self.arrays.values())
+
+    def terms(self) -> dict[str, int]:
+        """Return held bytes by term: codes, scales, lowrank, outliers."""
+        sizes = dict.fromkeys(_TERM_OF.values(), 0)
+        for name, array in self.arrays.items():
+            sizes[_TERM_OF[name]] += array.nbytes
+        return sizes
+
+    def _axis(self, name: str) -> int:
+        """Return the axis along which blocks lie in array ``name``."""
+        return 3 if self.side == "k" and name in TOKEN_ARRAYS else 2
+
+    def matches(self, other: Block) -> bool:
+        """Say whether ``other`` is an equal kind of block, dtypes included."""
+        mine = (self.side, self.settings, self.tokens, self.head_dim, self.rank)
+        theirs = (other.side, other.settings, other.tokens, other.head_dim, other.rank)
+        types = {n: a.dtype for n, a in self.arrays.items()}
+        return mine == theirs and types == {n: a.dtype for n, a in other.arrays.items()}
+
+    def joined(self, other: Block) -> Block:
+        """Return this block followed by an equal kind of block."""
+        arrays = {
+            n: mx.concatenate([a, other.arrays[n]], axis=self._axis(n))
+            for n, a in self.arrays.items()
+        }
+        return replace(self, count=self.count + other.count, arrays=arrays)
+
+    def first(self, count: int) -> Block:
+        """Return the first ``count`` of these blocks."""
+        arrays = {}
+        for name, array in self.arrays.items():
+            axis = self._axis(name)
+            cut = [slice(None)] * array.ndim
+            cut[axis] = slice(0, array.shape[axis] // self.count * count)
+            arrays[name] = mx.contiguous(array[tuple(cut)])
+        return replace(self, count=count, arrays=arrays)
+
+    def _by_block(self, name: str) -> mx.array:
+        """Return array ``name`` with its block axis: [batch, heads, count, ...]."""
+        a = self.arrays[name]
+        if name not in TOKEN_ARRAYS:
+            return a
+        if self.side == "k":
+            return a.reshape(*a.shape[:3], self.count, -1).swapaxes(2, 3)
+        return a.reshape(*a.shape[:2], self.count, self.tokens, a.shape[-1])
+
+    def _cols(self) -> int:
+        """Entries of one row: tokens for K (transposed), channels for V."""
+        return self.tokens if self.side == "k" else self.head_dim
+
+    def codes(self) -> mx.array:
+        """Return the codes, uint8 [batch, heads, count * tokens, head_dim]."""
+        codes = unpack(self._by_block("codes"), self.settings.bits, self._cols())
+        return self._merge(codes)
+
+    def _merge(self, rows: mx.array) -> mx.array:
+        """Turn rows [batch, heads, count, rows, cols] into [batch, heads, tokens, head_dim]."""
+        x = rows.swapaxes(-1, -2) if self.side == "k" else rows
+        return x.reshape(*x.shape[:2], -1, self.head_dim)
+
+    def _seen(self, name: str, bits: int) -> mx.array:
+        """Return a stored side term as fp32, off its grid if it has one."""
+        value = self._by_block(name)
+        if f"{name}_grid" not in self.arrays:
+            return value.astype(mx.float32)
+        if bits < 16 and name in ("left", "right"):
+            value = unpack(value, bits, self.tokens if name == "left" else self.head_dim)
+        grid = self.arrays[f"{name}_grid"].astype(mx.float32)
+        return value.astype(mx.float32) * grid[..., 0] + grid[..., 1]
+
+    def base(self) -> mx.array:
+        """Return Quant_b(X) in fp32 rows [batch, heads, count, rows, cols]."""
+        s, cols = self.settings, self._cols()
+        codes = unpack(self._by_block("codes"), s.bits, cols).astype(mx.float32)
+        scale, zero = self._seen("scale", s.scale_bits), self._seen("zero", s.scale_bits)
+        if s.base != "vector":  # the vector base has one per row, which broadcasts
+            scale, zero = spread(scale, s.group_size, cols), spread(zero, s.group_size, cols)
+        return codes * scale + zero
+
+    def low_rank(self) -> tuple[mx.array, mx.array] | None:
+        """Return Lᵀ [batch, heads, count, r, tokens] and R [..., r, head_dim] in fp32, or None."""
+        if "left" not in self.arrays:
+            return None
+        bits = self.settings.factor_bits
+        return self._seen("left", bits), self._seen("right", bits)
+
+    def outliers(self) -> tuple[mx.array, mx.array] | None:
+        """Return places and fp32 values of S per vector (or per head, port order), or None."""
+        if "outlier_value" not in self.arrays:
+            return None
+        values = self.arrays["outlier_value"].astype(mx.float32)
+        if "outlier_scale" in self.arrays:
+            values = values * self.arrays["outlier_scale"].astype(mx.float32)
+        return self.arrays["outlier_index"].astype(mx.uint32), values
+
+    def reconstruct(self, dtype: mx.Dtype = mx.float32) -> mx.array:
+        """Return base + L·R + S as [batch, heads, count * tokens, head_dim] of ``dtype``."""
+        rows = self.base()
+        factors = self.low_rank()
+        if factors is not None:
+            rows = rows + product(*factors, self.side)
+        sparse = self.outliers()
+        if sparse is not None:
+            index, values = sparse
+            flat = index.ndim == 4  # port order: places in the head's [tokens, head_dim]
+            shape = rows.shape
+            if flat:
+                rows = (rows.swapaxes(-1, -2) if self.side == "k" else rows).flatten(3)
+            values = values + mx.take_along_axis(rows, index, axis=-1)
+            rows = mx.put_along_axis(rows, index, values, axis=-1)
+            if flat:
+                rows = rows.reshape(*shape[:3], self.tokens, self.head_dim)
+                return rows.reshape(*shape[:2], -1, self.head_dim).astype(dtype)
+        return self._merge(rows).astype(dtype)

@@ -1,0 +1,171 @@
+"""One compressed block of K or V: X ~= Quant_b(X) + L·R + S (arXiv:2403.05527, algorithm 1).
+
+`compress` turns exact [batch, heads, tokens, head_dim] into a `Block` (block.py) of packed arrays.
+Arithmetic is fp32; stored terms are fp16 by the rule of precision.py, and every step sees the
+stored form of the steps before it: outliers, base, low rank of what the base leaves, outlier values.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from gear.block import TOKEN_ARRAYS, Block, product
+from gear.config import LayerSettings, SideSettings
+from gear.errors import NonFiniteError
+from gear.lowrank import low_rank
+from gear.outliers import (
+    index_dtype,
+    largest,
+    outliers_per_end,
+    outliers_per_head,
+    positions,
+    smallest,
+)
+from gear.pack import pack
+from gear.precision import Store, overflows, scale_needs_fp32, values_need_fp32, zero_needs_fp32
+from gear.quantize import BASES, encode, spread
+
+
+def _store_grid(
+    store: Store, name: str, x: mx.array, bits: int, axis: int
+) -> tuple[mx.array, mx.array]:
+    """Store step and low of x's grid over ``axis`` as ``name``_grid; return codes and what they mean."""
+    low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
+    step = high / (2**bits - 1) - low / (2**bits - 1)
+    wide = scale_needs_fp32(step) | overflows(low)
+    grid = store.add(f"{name}_grid", mx.stack([step, low], axis=-1), wide[..., None])
+    step, low = grid[..., 0], grid[..., 1]
+    codes = encode(x, step, low, bits)
+    return codes, codes.astype(mx.float32) * step + low
+
+
+def _store_ranges(
+    store: Store, scale: mx.array, zero: mx.array, scale_bits: int
+) -> tuple[mx.array, mx.array]:
+    """Store scale and zero [batch, heads, rows, groups]; return the values a reader sees.
+
+    8 bits: one grid per head and group index, over the rows.
+    """
+    if scale_bits == 16:
+        scale = store.add("scale", scale, scale_needs_fp32(scale))
+        return scale, store.add("zero", zero, zero_needs_fp32(zero, scale))
+    codes, seen_scale = _store_grid(store, "scale", scale, 8, axis=-2)
+    store.add("scale", codes.astype(mx.uint8), None)
+    codes, seen_zero = _store_grid(store, "zero", zero, 8, axis=-2)
+    store.add("zero", codes.astype(mx.uint8), None)
+    return seen_scale, seen_zero
+
+
+def _store_factor(store: Store, name: str, rows: mx.array, bits: int) -> mx.array:
+    """Store L (as Lᵀ) or R, rows [batch, heads, r, n]; return the values a reader sees."""
+    if bits == 16:
+        return store.add(name, rows, values_need_fp32(rows))
+    codes, seen = _store_grid(store, name, rows, bits, axis=-1)
+    store.add(name, pack(codes, bits), None)
+    return seen
+
+
+def _store_outliers(
+    store: Store, x: mx.array, rest: mx.array, mask: mx.array, count: int, bits: int
+) -> None:
+    """Store places and values of the ``count`` marks per vector of mask [batch, heads, ..., n].
+
+    ``rest`` is what base + L·R leaves of ``x``, so that S makes those places right.
+    """
+    index = positions(mask, count)
+    store.add("outlier_index", index.astype(index_dtype(mask.shape[-1])), None)
+    values = mx.take_along_axis(rest, index, axis=-1)
+    if bits == 16:
+        store.add("outlier_value", values, values_need_fp32(values))
+        return
+    scale = mx.abs(values).max(axis=-1, keepdims=True) / 127
+    scale = store.add("outlier_scale", scale, scale_needs_fp32(scale))
+    steps = mx.where(scale == 0, 0, values / mx.where(scale == 0, 1, scale))
+    store.add("outlier_value", mx.clip(mx.round(steps), -127, 127).astype(mx.int8), None)
+
+
+def _store_base(
+    store: Store, rows: mx.array, mask: mx.array | None, side: str, settings: SideSettings
+) -> mx.array:
+    """Store codes, scales and zeros of rows; return what the base leaves, rows - base."""
+    batch, heads, n_rows, cols = rows.shape
+    vector = settings.base == "vector"
+    view, view_mask = rows, mask
+    if vector and side == "v":  # one group per token over the channels of all heads
+
+        def joined(a: mx.array) -> mx.array:
+            return a.swapaxes(1, 2).reshape(batch, 1, n_rows, heads * cols)
+
+        view, view_mask = joined(rows), None if mask is None else joined(mask)
+    group = view.shape[-1] if vector else settings.group_size
+    ranges = BASES[settings.base](view, view_mask, group, settings.bits, settings.clip)
+    scale, zero = _store_ranges(store, *ranges, settings.scale_bits)
+    if not vector:
+        scale, zero = spread(scale, group, cols), spread(zero, group, cols)
+    codes = encode(rows, scale, zero, settings.bits)
+    if mask is not None:
+        codes = mx.where(mask, 0, codes)
+    store.add("codes", pack(codes, settings.bits), None)
+    return rows - (codes.astype(mx.float32) * scale + zero)
+
+
+def _store_low_rank(
+    store: Store, rest: mx.array, mask: mx.array | None, side: str, settings: SideSettings,
+    shared: LayerSettings, rank: int | None,
+) -> tuple[mx.array, int]:  # fmt: skip
+    """Store L·R of what the base left (0 at outliers); return what both leave, and the rank."""
+    e = rest if mask is None else mx.where(mask, 0, rest)
+    left, right = low_rank(
+        e.swapaxes(-1, -2) if side == "k" else e, rank, solver=shared.solver,
+        iterations=shared.iterations, seed=shared.seed, max_rank=shared.max_rank,
+        energy=shared.energy, energy_threshold=shared.energy_threshold,
+    )  # fmt: skip
+    left = _store_factor(store, "left", left.swapaxes(-1, -2), settings.factor_bits)
+    right = _store_factor(store, "right", right, settings.factor_bits)
+    return rest - product(left, right, side), left.shape[-2]
+
+
+def compress(
+    x: mx.array, side: str, settings: SideSettings, shared: LayerSettings, rank: int | None,
+    layer: int = -1,
+) -> Block:  # fmt: skip
+    """Compress exact K or V x [batch, heads, tokens, head_dim] into one Block.
+
+    ``side`` is "k" or "v"; ``rank`` the prefill or decode rank. Errors: ``ValueError`` for a wrong
+    shape; `NonFiniteError` (layer, head, count) for NaN or inf in ``x``.
+    """
+    if x.ndim != 4 or 0 in x.shape:
+        raise ValueError(f"x: must be a non-empty [batch, heads, tokens, head_dim], got {x.shape}.")
+    tokens, head_dim = x.shape[-2:]
+    exact = x.astype(mx.float32)
+    rows = mx.contiguous(exact.swapaxes(-1, -2)) if side == "k" else exact
+    cols, store = rows.shape[-1], Store()
+    pre = shared.outlier_stage == "pre_quant"
+    per_end = outliers_per_end(cols, settings.sparse_frac) if pre else 0
+    mask = None
+    if per_end:
+        take_all = 2 * per_end == cols
+        mask = mx.ones_like(rows) > 0 if take_all else (
+            smallest(rows, per_end) | largest(rows, per_end)
+        )  # fmt: skip
+    rest = _store_base(store, rows, mask, side, settings)
+    finite, used = mx.isfinite(exact).all(), 0
+    if shared.solver != "power" and not finite.item():  # inf kills a LAPACK process
+        raise NonFiniteError.found(exact, side, layer)
+    if rank is None or rank > 0:
+        rest, used = _store_low_rank(store, rest, mask, side, settings, shared, rank)
+    if per_end and mask is not None:
+        _store_outliers(store, rows, rest, mask, 2 * per_end, settings.outlier_bits)
+    count = 0 if pre else outliers_per_head(tokens, head_dim, settings.sparse_frac)
+    if count:
+        flat = (rest.swapaxes(-1, -2) if side == "k" else rest).flatten(2)
+        # stable: of equal magnitudes the first in [tokens, head_dim] order
+        mask = smallest(-mx.abs(flat), count)
+        _store_outliers(store, flat, flat, mask, count, settings.outlier_bits)
+    arrays = store.finish(finite)
+    if not finite.item():
+        raise NonFiniteError.found(exact, side, layer)
+    for name in arrays:
+        if name not in TOKEN_ARRAYS:
+            arrays[name] = arrays[name][:, :, None]
+    return Block(side, settings, tokens, head_dim, used, 1, arrays)

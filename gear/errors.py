@@ -1,0 +1,22 @@
+"""Errors of the cache that a caller may want to catch by name."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+class NonFiniteError(ValueError):
+    """NaN or inf in K or V. Attributes: side ("k" or "v"), layer, head, count."""
+
+    def __init__(self, side: str, layer: int, head: int, count: int) -> None:
+        self.side, self.layer, self.head, self.count = side, layer, head, count
+        super().__init__(
+            f"{side.upper()} of layer {layer} holds {count} NaN or inf (first in head {head}): "
+            "must be finite. The model overflowed before the cache; try model.dtype=float32."
+        )
+
+    @classmethod
+    def found(cls, x: mx.array, side: str, layer: int) -> NonFiniteError:
+        """Describe the non-finite entries of x [batch, heads, tokens, head_dim]."""
+        per_head = (~mx.isfinite(x)).sum(axis=(0, 2, 3))
+        return cls(side, layer, int(mx.argmax(per_head > 0).item()), int(per_head.sum().item()))

@@ -1,0 +1,104 @@
+"""The base Quant_b(X): asymmetric min/max codes in groups along the last axis.
+
+    scale = (max - min) / (2^b - 1),  zero = min,  code = round((x - zero) / scale) in 0..2^b - 1
+
+A quantizer works on rows [batch, heads, rows, cols] whose groups run along ``cols``: K arrives
+transposed (a row is one channel over the block's tokens), V as it is (a row is one token over a
+head's channels). Entries marked as outliers take no part in a group's range and get code 0.
+A base is a function ``(x, outliers, group, bits, clip) -> (scale, zero)``, each
+[batch, heads, rows, groups]; rounding, codes and storage are the same for all (codec.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+Ranges = Callable[[mx.array, mx.array | None, int, int, bool], tuple[mx.array, mx.array]]
+
+CLIP_FACTORS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
+
+
+def _grouped(x: mx.array, group: int, fill: float) -> mx.array:
+    """Split [..., cols] into [..., groups, group], the last group filled up with ``fill``."""
+    short = -x.shape[-1] % group
+    if short:
+        x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, short)], constant_values=fill)
+    return x.reshape(*x.shape[:-1], -1, group)
+
+
+def spread(per_group: mx.array, group: int, cols: int) -> mx.array:
+    """Repeat a value per group [..., groups] over its entries [..., cols]."""
+    return mx.repeat(per_group, group, axis=-1)[..., :cols]
+
+
+def _range(x: mx.array, outliers: mx.array | None, group: int) -> tuple[mx.array, mx.array]:
+    """Return min and max of each group without its outliers; 0 and 0 where nothing is left."""
+    inf = float("inf")
+    low = x if outliers is None else mx.where(outliers, inf, x)
+    high = x if outliers is None else mx.where(outliers, -inf, x)
+    low = _grouped(low, group, inf).min(axis=-1)
+    high = _grouped(high, group, -inf).max(axis=-1)
+    empty = low > high
+    return mx.where(empty, 0, low), mx.where(empty, 0, high)
+
+
+def encode(x: mx.array, scale: mx.array, zero: mx.array, bits: int) -> mx.array:
+    """Return codes (uint32) of x for a scale and zero spread to its shape; scale 0 gives code 0."""
+    steps = mx.where(scale == 0, 0, (x - zero) / mx.where(scale == 0, 1, scale))
+    return mx.clip(mx.round(steps), 0, 2**bits - 1).astype(mx.uint32)
+
+
+def _shrunk(
+    x: mx.array, outliers: mx.array | None, group: int, bits: int, low: mx.array, high: mx.array
+) -> tuple[mx.array, mx.array]:
+    """Shrink each range about its centre by the factor of CLIP_FACTORS with least squared error."""
+    cols = x.shape[-1]
+    centre, half = low / 2 + high / 2, high / 2 - low / 2
+    best_error, best = None, mx.ones_like(low)
+    for factor in CLIP_FACTORS:
+        scale = spread(half * (2 * factor / (2**bits - 1)), group, cols)
+        zero = spread(centre - factor * half, group, cols)
+        miss = encode(x, scale, zero, bits).astype(mx.float32) * scale + zero - x
+        if outliers is not None:
+            miss = mx.where(outliers, 0, miss)
+        error = _grouped(miss * miss, group, 0).sum(axis=-1)
+        better = error < (error + 1 if best_error is None else best_error)
+        best = mx.where(better, factor, best)
+        best_error = error if best_error is None else mx.minimum(error, best_error)
+        mx.eval(best, best_error)  # one candidate's temporaries at a time
+    return centre - best * half, centre + best * half
+
+
+def min_max(
+    x: mx.array, outliers: mx.array | None, group: int, bits: int, clip: bool
+) -> tuple[mx.array, mx.array]:
+    """Return scale and zero [batch, heads, rows, groups] of the grouped and vector bases."""
+    low, high = _range(x, outliers, group)
+    if clip:
+        low, high = _shrunk(x, outliers, group, bits, low, high)
+    levels = 2**bits - 1
+    return high / levels - low / levels, low  # the difference itself may overflow
+
+
+def affine_mlx(
+    x: mx.array, outliers: mx.array | None, group: int, bits: int, clip: bool
+) -> tuple[mx.array, mx.array]:
+    """Return scale and zero as `mx.quantize` chooses them: its grid always represents 0.
+
+    Errors: ``ValueError`` where ``cols`` is not a multiple of ``group`` (mx.quantize refuses it).
+    """
+    if x.shape[-1] % group:
+        raise ValueError(
+            f"gear.base='affine_mlx': {x.shape[-1]} entries along the grouped axis are not a "
+            f"multiple of group_size={group}; use base=grouped, which allows a short last group."
+        )
+    if outliers is not None:
+        low, _ = _range(x, outliers, group)
+        x = mx.where(outliers, spread(low, group, x.shape[-1]), x)
+    _, scale, zero = mx.quantize(x, group_size=group, bits=bits)
+    return scale, zero
+
+
+BASES: dict[str, Ranges] = {"grouped": min_max, "vector": min_max, "affine_mlx": affine_mlx}
