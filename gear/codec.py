@@ -2,7 +2,7 @@
 
 `compress` turns exact [batch, heads, tokens, head_dim] into a `Block` (block.py) of packed arrays.
 Arithmetic is fp32; stored terms are fp16 by the rule of precision.py, and every step sees the
-stored form of the steps before it: outliers, base, low rank of what the base leaves, outlier values.
+stored form of those before it: outliers, base, low rank of what the base leaves, values of S.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gear.quantize import BASES, encode, spread
 def _store_grid(
     store: Store, name: str, x: mx.array, bits: int, axis: int
 ) -> tuple[mx.array, mx.array]:
-    """Store step and low of x's grid over ``axis`` as ``name``_grid; return codes and what they mean."""
+    """Store x's grid over ``axis`` as ``name``_grid; return codes and the values they mean."""
     low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
     step = high / (2**bits - 1) - low / (2**bits - 1)
     wide = scale_needs_fp32(step) | overflows(low)

@@ -18,7 +18,7 @@ ATTENDS = ("exact", "compressed")
 
 
 class SettingError(ValueError):
-    """A setting that cannot be used; the text names field, value, what is allowed and a next step."""
+    """An unusable setting: the text names field, value, what is allowed and a next step."""
 
     def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:
         self.name, self.value = name, value
@@ -63,7 +63,7 @@ class GearConfig:
     group_size: int = 64
     """Entries that share a scale: tokens for K, channels for V."""
     n_b: int | None = None
-    """Tokens of a decode block (the streaming buffer); null = max(64, group_size), 20 for vector."""
+    """Tokens of a decode block (streaming buffer); null = max(64, group_size), 20 for vector."""
     rank: int | None = 4
     """Rank of L·R in prefill blocks; 0 = no low-rank term, null = by energy_threshold."""
     rank_decode: int = 2
@@ -98,7 +98,7 @@ class GearConfig:
     recent: int = 0
     """Newest tokens kept exact on top of the buffer."""
     attend: str = "exact"
-    """What a pass sees of its own tokens: exact (paper), compressed (port; needs streaming prefill)."""
+    """What a pass sees of its own tokens: exact (paper) or compressed (port; streaming prefill)."""
     allow_larger_than_fp16: bool = False
     """Accept blocks that cost 16 bits per element or more."""
     k: SideConfig = field(default_factory=SideConfig)
@@ -255,7 +255,7 @@ def resolve(config: GearConfig, n_layers: int) -> list[LayerSettings]:
 
 
 def with_switches(config: GearConfig, **fixed: Any) -> GearConfig:
-    """Return ``config`` with ``fixed`` values forced everywhere, overrides by side and layer included.
+    """Return ``config`` with ``fixed`` values forced, overrides by side and layer included.
 
     This is how ``kivi`` or ``gear_l`` are GEAR's own numbers with a term switched off.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 
 
 class NonFiniteError(ValueError):
@@ -19,4 +20,5 @@ class NonFiniteError(ValueError):
     def found(cls, x: mx.array, side: str, layer: int) -> NonFiniteError:
         """Describe the non-finite entries of x [batch, heads, tokens, head_dim]."""
         per_head = (~mx.isfinite(x)).sum(axis=(0, 2, 3))
-        return cls(side, layer, int(mx.argmax(per_head > 0).item()), int(per_head.sum().item()))
+        counts = np.array(per_head)
+        return cls(side, layer, int(np.argmax(counts > 0)), int(counts.sum()))

@@ -11,13 +11,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 import mlx.core as mx
+import numpy as np
 
 _RIDGE = 1e-7  # relative to the mean of the Gram diagonal: near fp32's own precision
 
 
 @lru_cache(maxsize=64)
 def _start(seed: int, head_dim: int, rank: int) -> mx.array:
-    """Return Omega [D, r], drawn from (seed, D, r) alone: shared by batch, heads, blocks, layers."""
+    """Return Omega [D, r], drawn from (seed, D, r) alone: every head, block and layer shares it."""
     key = mx.random.key(seed * 1_000_003 + head_dim * 1009 + rank)
     omega = mx.random.normal((head_dim, rank), key=key)
     mx.eval(omega)
@@ -93,7 +94,7 @@ def _svd(e: mx.array, rank: int) -> tuple[mx.array, mx.array, mx.array]:
 
 
 def _rank_by_energy(singular: mx.array, energy: str, threshold: float, cap: int) -> mx.array:
-    """Return per batch row the smallest rank (the most any head needs) that reaches ``threshold``."""
+    """Return per batch row the smallest rank that reaches ``threshold`` in all its heads."""
     weight = singular if energy == "nuclear" else singular * singular
     total = weight.sum(axis=-1, keepdims=True)
     reached = mx.cumsum(weight, axis=-1) >= threshold * total * (1 - 1e-6)
@@ -112,7 +113,7 @@ def low_rank(
     energy: str = "squared",
     energy_threshold: float = 0.9,
 ) -> tuple[mx.array, mx.array]:
-    """Return L [batch, heads, N, r] and R [batch, heads, r, D] of the fp32 residual e [batch, heads, N, D].
+    """Return L [batch, heads, N, r] and R [batch, heads, r, D] of the fp32 residual e [..., N, D].
 
     ``rank`` is clamped to min(N, D). ``rank=None`` picks, per batch row, the smallest rank up to
     ``max_rank`` whose singular values reach ``energy_threshold`` (by the CPU reference); r is then
@@ -131,7 +132,7 @@ def low_rank(
         left, right, singular = (_svd if solver == "svd" else _gram)(e, cap)
         if rank is None:
             ranks = _rank_by_energy(singular, energy, energy_threshold, cap)
-            r = int(ranks.max().item())
+            r = int(np.array(ranks).max())
             used = (mx.arange(r) < ranks[:, None])[:, None, None, :]
             left, right = mx.where(used, left[..., :r], 0), right[..., :r, :]
             right = mx.where(used.swapaxes(-1, -2), right, 0)

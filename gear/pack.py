@@ -21,7 +21,7 @@ def _pad_last(x: mx.array, multiple: int) -> mx.array:
 
 
 def pack(codes: mx.array, bits: int) -> mx.array:
-    """Pack codes [..., n] (any unsigned dtype, values < 2**bits) into uint32 [..., ceil(n*bits/32)]."""
+    """Pack codes [..., n] (unsigned, below 2**bits) into uint32 [..., ceil(n * bits / 32)]."""
     n = codes.shape[-1]
     grouped = _pad_last(codes.astype(mx.uint32), 32).reshape(*codes.shape[:-1], -1, 32)
     words = []

@@ -36,7 +36,7 @@ def zero_needs_fp32(zero: mx.array, scale: mx.array) -> mx.array:
 
 
 def values_need_fp32(values: mx.array) -> mx.array:
-    """Rule for L, R and outlier values [batch, heads, ...]: overflow, or a head that is all tiny."""
+    """Rule for L, R, outlier values [batch, heads, ...]: overflow, or a head that is all tiny."""
     peak = mx.abs(values).max(axis=tuple(range(2, values.ndim)), keepdims=True)
     return overflows(values) | _any_per_row((peak > 0) & (peak < FP16_TINY))
 

@@ -1,0 +1,177 @@
+"""GearCache: one layer's K/V cache that holds packed GEAR blocks and a short exact buffer.
+
+One rule of time: tokens are appended exact; compression happens at the *start of the next call*
+(and in `flush`), so what one call brought can be trimmed away without having shaped anything.
+Tokens of a call of more than n_b become one prefill block (`rank`); otherwise the oldest n_b of the
+buffer become a decode block (`rank_decode`) while it holds n_b + recent. A block is never
+compressed again, and nothing keeps a dense copy of what has been compressed.
+The contract is mlx-lm's (0.32): derived from `_BaseCache`, because `KVCache.merge` would silently
+swap GEAR for fp16, and without an attribute called ``bits``, on which mlx-lm dispatches.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import mlx.core as mx
+from mlx_lm.models.cache import _BaseCache, create_attention_mask
+
+from gear.bytes import CacheBytes
+from gear.codec import compress
+from gear.config import LayerSettings
+from gear.exact_tokens import ExactTokens
+from gear.segments import Segment, accounted_bytes
+
+
+class GearCache(_BaseCache):
+    """The cache of layer ``layer`` for rows of equal length, by ``settings``.
+
+    K and V are [batch, kv_heads, tokens, head_dim]; their head_dims may differ.
+    """
+
+    def __init__(self, settings: LayerSettings, layer: int = -1) -> None:
+        self.settings, self.layer = settings, layer
+        self.segments: list[Segment] = []
+        self.sinks, self.buffer = ExactTokens(), ExactTokens()
+        self._prefill = False  # the last call brought more than n_b tokens
+        self._heads, self._dtype = 0, mx.float32
+
+    # -- growing ---------------------------------------------------------------------------
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append exact K and V [batch, kv_heads, n, head_dim]; return all K and V, dense.
+
+        What earlier calls brought comes back reconstructed, this call's tokens exact.
+        """
+        self._check(keys, values)
+        self.flush()
+        self._heads, self._dtype = keys.shape[1], keys.dtype
+        self._prefill = keys.shape[2] > self.settings.n_b
+        n = max(self.settings.n_sink - len(self.sinks), 0)
+        self.sinks.append(keys[:, :, :n], values[:, :, :n])
+        self.buffer.append(keys[:, :, n:], values[:, :, n:])
+        return self.reconstruct()
+
+    def flush(self) -> None:
+        """Compress what the rule of time says is due; the rest stays in the buffer."""
+        s, n = self.settings, self.buffered_tokens
+        if self._prefill:
+            whole = max(n - s.recent, 0) // s.n_b * s.n_b
+            if whole:
+                self._compress_oldest(whole, prefill=True)
+        else:
+            while self.buffered_tokens >= s.n_b + s.recent:
+                self._compress_oldest(s.n_b, prefill=False)
+        self._prefill = False
+
+    def _compress_oldest(self, n: int, *, prefill: bool) -> None:
+        """Turn the oldest ``n`` tokens of the buffer into one block each of K and V."""
+        s = self.settings
+        keys, values = self.buffer.take(n)
+        rank_k, rank_v = (s.k.rank, s.v.rank) if prefill else (s.k.rank_decode, s.v.rank_decode)
+        segment = Segment(
+            compress(keys, "k", s.k, s, rank_k, self.layer),
+            compress(values, "v", s.v, s, rank_v, self.layer),
+            valid=n, grows=not prefill, prefill=prefill,
+        )  # fmt: skip
+        if self.segments and self.segments[-1].accepts(segment):
+            self.segments[-1].join(segment)
+        else:
+            self.segments.append(segment)
+
+    def _check(self, keys: mx.array, values: mx.array) -> None:
+        """Refuse shapes that are no K and V of one call."""
+        if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
+            raise ValueError(
+                "K and V must be [batch, kv_heads, tokens, head_dim] with equal batch, heads and "
+                f"tokens; got {keys.shape} and {values.shape}."
+            )
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def reconstruct(self) -> tuple[mx.array, mx.array]:
+        """Return dense K and V [batch, kv_heads, offset, head_dim] of every token, in order."""
+        dense = [s.reconstruct(self._dtype) for s in self.segments]
+        parts = [self.sinks.arrays, *dense, self.buffer.arrays]
+        k, v = (list(side) for side in zip(*(p for p in parts if p), strict=True))
+        if len(k) == 1:
+            return k[0], v[0]
+        return mx.concatenate(k, axis=2), mx.concatenate(v, axis=2)
+
+    @property
+    def tokens_compressed(self) -> int:
+        """Tokens that are held compressed."""
+        return sum(s.valid for s in self.segments)
+
+    @property
+    def buffered_tokens(self) -> int:
+        """Tokens that wait in the buffer, exact (sinks not counted)."""
+        return len(self.buffer)
+
+    @property
+    def offset(self) -> int:
+        """Tokens seen and not trimmed: the position of the next one."""
+        return len(self.sinks) + self.tokens_compressed + len(self.buffer)
+
+    def size(self) -> int:
+        """Return the tokens held."""
+        return self.offset
+
+    def empty(self) -> bool:
+        """Say whether no token is held."""
+        return self.offset == 0
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> Any:
+        """Return mlx-lm's causal mask for the next call."""
+        return create_attention_mask(*args, offset=self.offset, **kwargs)
+
+    def cache_bytes(self) -> CacheBytes:
+        """Return what is held, by kind and term (see gear/bytes.py)."""
+        out = CacheBytes(tokens=self.offset, tokens_compressed=self.tokens_compressed)
+        out.buffer = 2 * (self.sinks.elements + self.buffer.elements)
+        out.terms["exact"] = out.buffer
+        out.held = self.sinks.nbytes + self.buffer.nbytes
+        for segment in self.segments:
+            out.held += segment.nbytes
+            for block in (segment.k, segment.v):
+                size = accounted_bytes(block, self.settings.outlier_stage, self._heads)
+                out.accounted += size
+                if segment.prefill:
+                    out.prefill += size
+                else:
+                    out.generated += size
+                for term, held in block.terms().items():
+                    out.terms[term] += held
+                batch = block.arrays["codes"].shape[0]
+                out.fp16 += 2 * batch * self._heads * segment.valid * block.head_dim
+        out.fp16 += out.buffer
+        return out
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays held."""
+        return self.cache_bytes().held
+
+    # -- shrinking, saving -----------------------------------------------------------------
+
+    def is_trimmable(self) -> bool:
+        """Say that `trim` works at any point."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Forget the last ``n`` tokens; return how many were. The buffer goes first."""
+        n = min(n, self.offset)
+        left = n - self.buffer.trim(n)
+        while left and self.segments:
+            left -= self.segments[-1].trim(left)
+            if self.segments[-1].valid == 0:
+                self.segments.pop()
+        self.sinks.trim(left)
+        return n
+
+    def to_quantized(self, group_size: int = 64, bits: int = 4) -> NoReturn:
+        """Refuse: mlx-lm calls this for ``kv_bits``, which would replace GEAR."""
+        raise ValueError(
+            f"kv_bits={bits}, group_size={group_size}: a GEAR cache is already compressed; "
+            "leave kv_bits unset, or set gear.bits."
+        )
