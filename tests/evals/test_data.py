@@ -165,7 +165,7 @@ def test_missing_file_and_empty_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"source": "embeded"}, r"dataset\.source='embeded' .*did you mean 'embedded'"),
+        ({"source": "embed"}, r"dataset\.source='embed' .*did you mean 'embedded'"),
         ({"limit": 0}, r"dataset\.limit=0: allowed"),
         ({"limit": -1}, r"dataset\.limit=-1: allowed"),
         ({"path": "mine.txt"}, r"dataset\.path='mine\.txt' is not used .*dataset=file"),
