@@ -1,0 +1,131 @@
+"""Compute one job in the worker: model, documents, fresh caches, task, samples, metrics, guards.
+
+All of it comes from the job's ``spec`` (see :mod:`evals.job`), and the result is the body of the
+job's record: status, metrics, guards, coverage, bytes and, of a failed one, the error. The parent
+commits it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from evals import guards, models
+from evals.caches import make_caches
+from evals.data import DataError, Document, content_hash, load_documents
+from evals.job import FP16, build_method
+from evals.logprobs import LogprobStore
+from evals.prefill import PrefillStore
+from evals.record import FINISHED, SAMPLES, SampleWriter, failure, record_dir
+from evals.schema import DatasetConfig
+from evals.tasks import make_task
+from evals.tasks.base import Context
+
+
+def compute(spec: dict[str, Any], progress: Callable[[int, int, int], None]) -> dict[str, Any]:
+    """Return the body of the job's record; its samples are on disk by then.
+
+    ``progress`` gets windows done, windows in all, tokens so far. What cannot be computed raises;
+    a guard that failed makes the body FAILED.
+    """
+    config = spec["config"]
+    _use_backend(config["backend"])
+    mx.random.seed(config["seed"])
+    context = _context(spec, progress)
+    task = make_task(config)
+    samples = []
+    with SampleWriter(record_dir(Path(spec["root"]), spec["key"]) / SAMPLES) as writer:
+        for sample in task.samples(context):
+            writer.write(sample)
+            samples.append(sample)
+    body = {
+        "metrics": task.metrics(samples, context),
+        "coverage": context.make_caches().coverage,
+        "bytes": {"accounting_only": context.method.accounting_only, **_bytes(samples)},
+        "environment": {"device": str(mx.default_device())},
+    }
+    mx.clear_cache()
+    return _judged(config, samples, body)
+
+
+def _judged(
+    config: dict[str, Any], samples: Sequence[dict[str, Any]], body: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the body with its guards and status; JSON cannot hold NaN, so those go."""
+    metrics = body["metrics"]
+    verdicts = guards.check(config, samples, metrics, body["coverage"])
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    failed = guards.failures(verdicts)
+    outcome = failure("GuardError", "; ".join(failed)) if failed else {"status": FINISHED}
+    return {**body, **outcome, "metrics": finite, "guards": verdicts}
+
+
+def _use_backend(backend: str) -> None:
+    """Make ``backend`` MLX's default device. RuntimeError where MLX has another one."""
+    if backend == "cpu":
+        mx.set_default_device(mx.cpu)  # pyright: ignore[reportArgumentType]
+    available = {"cpu": True, "metal": mx.metal.is_available(), "cuda": mx.cuda.is_available()}
+    if not available[backend]:
+        found = ", ".join(name for name, there in available.items() if there)
+        raise RuntimeError(
+            f"device={backend!r}: MLX here has {found}; expected {backend} from the packages"
+            " installed. Set device=cpu, or install the MLX of this machine."
+        )
+
+
+@lru_cache(maxsize=1)
+def _model(info: str, dtype: str) -> tuple[Any, models.Tokenizer, PrefillStore]:
+    """Return the worker's model, loaded once, and the exact prefills that its jobs share."""
+    return *models.load(json.loads(info), dtype), PrefillStore()
+
+
+def _documents(spec: dict[str, Any]) -> list[Document]:
+    """Return the documents. DataError where they are not those that the key was made from."""
+    dataset = DatasetConfig(**spec["dataset"])
+    documents = load_documents(dataset, spec["config"]["seed"])
+    expected, found = spec["config"]["dataset"]["content_hash"], content_hash(documents)
+    if found != expected:
+        raise DataError(
+            f"dataset={dataset.name}: its content hash is {found[:12]}, expected {expected[:12]}:"
+            " it changed since the run began. Next step: run the command again."
+        )
+    return documents
+
+
+def _context(spec: dict[str, Any], progress: Callable[[int, int, int], None]) -> Context:
+    """Return what the job's task runs with."""
+    model, tokenizer, prefills = _model(json.dumps(spec["model"]), spec["config"]["dtype"])
+    method, exact = build_method(spec["cache"]), build_method(FP16)
+    return Context(
+        model=model,
+        tokenizer=tokenizer,
+        documents=_documents(spec),
+        config=spec["config"],
+        method=method,
+        make_caches=partial(make_caches, model, method),
+        exact_method=exact,
+        make_exact_caches=partial(make_caches, model, exact),
+        logprobs=LogprobStore(Path(spec["root"]), spec["baseline_key"]),
+        progress=progress,
+        prefills=prefills,
+    )
+
+
+def _bytes(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the caches' bytes by term and per layer, summed over windows as ``kv/*`` are."""
+    terms: Counter[str] = Counter()
+    layers: dict[int, dict[str, Any]] = {}
+    for sample in samples:
+        terms.update(sample["kv"]["terms"])
+        for layer in sample["kv"]["per_layer"]:
+            sums = layers.setdefault(layer["layer"], {**layer, "stored_bytes": 0, "fp16_bytes": 0})
+            sums["stored_bytes"] += layer["stored_bytes"]
+            sums["fp16_bytes"] += layer["fp16_bytes"]
+    return {"terms": dict(terms), "per_layer": list(layers.values())}

@@ -1,0 +1,143 @@
+"""A job: one composed config, reduced to what can change its result, and that reduction's key.
+
+``config`` is hashed and recorded: values only, each resolved (K and V settings per layer, content
+and weight hashes, backend, dtype). ``spec`` is what the worker needs to compute it, and may hold
+paths and limits. No MLX here, so that a sweep knows in milliseconds which of its jobs are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from evals import blas, models
+from evals.data import content_hash, load_documents
+from evals.record import PROTOCOL_VERSION, plain, run_key
+from evals.schema import Config, DatasetConfig
+from evals.tasks import check_settings
+from gear.config import GearConfig, LayerConfig, SettingError, SideConfig
+from gear.methods import METHODS, Method, load_method
+
+FP16 = {"name": "fp16", "_target_": METHODS["fp16"]}
+"""The exact cache, which every other method is compared with."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One unit of work; ``baseline`` is the fp16 arm to finish first, or None."""
+
+    key: str
+    config: dict[str, Any]
+    spec: dict[str, Any]
+    baseline: Job | None
+
+    @property
+    def title(self) -> str:
+        """Return the options' names, as a person reads them."""
+        return " · ".join(
+            self.config[group]["name"] for group in ("cache", "model", "dataset", "eval")
+        )
+
+
+def build_job(cfg: Config, root: Path) -> Job:
+    """Return the job of a composed config, its baseline included.
+
+    ValueError (SettingError, ModelError, DataError, EvalError) says which field cannot be used.
+    """
+    check_settings(cfg.eval)
+    backend = _backend(cfg.device)
+    model = models.describe(cfg.model, root)
+    config = {
+        "protocol": PROTOCOL_VERSION,
+        "model": {"name": model.name, **model.config, "weight_hash": model.weight_hash},
+        "dataset": _dataset(cfg),
+        "eval": asdict(cfg.eval),
+        "seed": cfg.seed,
+        "backend": backend,
+        "dtype": models.compute_dtype(cfg.model, model, backend),
+    }
+    spec = {
+        "root": str(root),
+        "model": {**asdict(model), "path": model.path and str(model.path)},
+        "dataset": asdict(cfg.dataset),
+        **asdict(cfg.job),
+    }
+    job = _arm(cfg.cache, model, config, spec)
+    if job.config["cache"]["name"] == "fp16" or cfg.eval.task == "reconstruction":
+        return job
+    baseline = _arm(FP16, model, config, spec)
+    return replace(job, spec={**job.spec, "baseline_key": baseline.key}, baseline=baseline)
+
+
+def _arm(
+    cache: Mapping[str, Any], model: models.ModelInfo, config: dict[str, Any], spec: dict[str, Any]
+) -> Job:
+    """Return the job of one cache, without a baseline; it is refused where it does not fit."""
+    method = build_method(cache)
+    layers = method.plan(model.n_layers)
+    method.check_shape(model.n_layers, model.kv_heads, model.head_dim_k, model.head_dim_v)
+    config = plain({**config, "cache": {"name": cache["name"], "layers": layers}})
+    key = run_key(config)
+    identity = {"key": key, "baseline_key": key, "config": config, "cache": _plain_cache(cache)}
+    return Job(key, config, plain({**spec, **identity}), baseline=None)
+
+
+def _backend(device: str) -> str:
+    """Return the backend that ``device`` means on this machine."""
+    installed = blas.backend()
+    if device not in ("auto", "cpu", installed):
+        raise SettingError(
+            "device", device, f"auto, cpu or {installed}", "The installed MLX has no other backend."
+        )
+    return installed if device == "auto" else device
+
+
+def _dataset(cfg: Config) -> dict[str, Any]:
+    """Return the dataset's part of the key: its options and what it holds, but not where it is."""
+    values = asdict(cfg.dataset)
+    digest, n_documents = _contents(tuple(values.items()), cfg.seed)
+    del values["path"]
+    return {**values, "content_hash": digest, "n_documents": n_documents}
+
+
+@lru_cache(maxsize=32)  # the jobs of a sweep share their texts; the worker verifies the hash
+def _contents(dataset: tuple[tuple[str, Any], ...], seed: int) -> tuple[str, int]:
+    """Return the hash and the number of a dataset's documents."""
+    documents = load_documents(DatasetConfig(**dict(dataset)), seed)
+    return content_hash(documents), len(documents)
+
+
+def _plain_cache(cache: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cache's options as plain values, GEAR's numbers included."""
+    settings = cache.get("settings")
+    return (
+        {**cache, "settings": asdict(settings)} if isinstance(settings, GearConfig) else {**cache}
+    )
+
+
+def build_method(cache: Mapping[str, Any]) -> Method:
+    """Return the method of a ``conf/cache`` node: its dataclass with the node's options.
+
+    ``settings`` may be a GearConfig or the plain values of one. ValueError for a ``_target_`` that
+    is not in the table.
+    """
+    method = load_method(cache["_target_"])
+    options = {name: value for name, value in cache.items() if name not in ("name", "_target_")}
+    if isinstance(options.get("settings"), Mapping):
+        options["settings"] = _gear_settings(options["settings"])
+    return method(**options)
+
+
+def _gear_settings(values: Mapping[str, Any]) -> GearConfig:
+    """Return the settings of plain values as JSON gives them (layer numbers are text there)."""
+
+    def side(layer: Mapping[str, Any], name: str) -> SideConfig:
+        return SideConfig(**(layer.get(name) or {}))
+
+    layers = values.get("by_layer") or {}
+    by_layer = {int(i): LayerConfig(k=side(c, "k"), v=side(c, "v")) for i, c in layers.items()}
+    nested = {"k": side(values, "k"), "v": side(values, "v"), "by_layer": by_layer}
+    return GearConfig(**{**values, **nested})
