@@ -1,0 +1,92 @@
+"""Exact prefills: computed once over mlx-lm's own caches, handed over to any method's fresh caches.
+
+A prompt that runs over an exact cache and is compressed at once has the same K and V for every
+method and setting, so a sweep computes it once (:class:`PrefillStore`) and compresses it k times.
+Streaming prefill, where chunks see the compressed past, cannot be shared and is not here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from evals.caches import Caches
+
+MAX_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class PrefillState:
+    """The exact caches after ``tokens`` tokens, 1 or more; users copy them, never append."""
+
+    layers: list[Any]
+    tokens: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays held."""
+        return sum(layer.nbytes for layer in self.layers)
+
+
+def evaluate(layers: Sequence[Any]) -> None:
+    """Compute what the caches hold, and nothing else (the logits of a prefill never are)."""
+    mx.eval([layer.state for layer in layers])
+
+
+def exact_prefill(model: Any, tokens: list[int], chunk: int) -> PrefillState:
+    """Run ``tokens`` over the model's own exact caches, ``chunk`` tokens a call."""
+    layers = make_prompt_cache(model)
+    for start in range(0, len(tokens), chunk):
+        model(mx.array(tokens[start : start + chunk])[None], cache=layers)
+        evaluate(layers)
+    return PrefillState(layers, len(tokens))
+
+
+def hand_over(state: PrefillState, caches: Caches) -> None:
+    """Give a prefill to fresh caches and compress it: one call a layer, then ``flush()``.
+
+    A layer that the method does not cover (a sliding window) gets a copy of the exact cache: it
+    cannot be filled by one call, and appending to the original would spoil it for the next method.
+    """
+    for index, exact in enumerate(state.layers):
+        if index in caches.covered:
+            caches.layers[index].update_and_fetch(*exact.keys_and_values())
+        else:
+            caches.layers[index] = copy.deepcopy(exact)
+    caches.flush()
+    evaluate(caches.layers)
+
+
+class PrefillStore:
+    """Exact prefills of one model, least recently used out beyond ``max_bytes``."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._states: OrderedDict[tuple[int, ...], PrefillState] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all prefills held."""
+        return sum(state.nbytes for state in self._states.values())
+
+    def prefill(self, model: Any, tokens: list[int], chunk: int) -> tuple[PrefillState, bool]:
+        """Return the prefill of ``tokens`` and whether it was reused.
+
+        The chunk is part of the key: it moves the last digits, and a record must not depend on
+        what ran before it. A prefill over the bound is returned but not kept.
+        """
+        key = (chunk, *tokens)
+        if key in self._states:
+            self._states.move_to_end(key)
+            return self._states[key], True
+        state = exact_prefill(model, tokens, chunk)
+        self._states[key] = state
+        while self._states and self.nbytes > self.max_bytes:
+            self._states.popitem(last=False)
+        return state, False
