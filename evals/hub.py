@@ -26,7 +26,7 @@ PATTERNS = [
     "tiktoken.model",
     "chat_template.jinja",
 ]
-_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def _advice(repo: str, revision: str | None) -> str:

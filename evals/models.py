@@ -9,6 +9,7 @@ code that ships with a model is ever run.
 from __future__ import annotations
 
 import difflib
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -212,9 +213,10 @@ def _load_folder(folder: Path) -> tuple[nn.Module, Tokenizer]:
         model, _ = load_model(folder, lazy=True, trust_remote_code=False)
         tokenizer = TextTokenizer(load_tokenizer(folder, local))
     except Exception as error:
-        # mlx_lm raises whatever a missing key or a wrong shape leads to
+        # mlx_lm raises whatever a missing key or a wrong shape leads to, over many lines
+        why = textwrap.shorten(f"{type(error).__name__}: {error}", 300)
         raise ModelError(
-            f"{folder}: mlx_lm cannot load it ({type(error).__name__}: {error}); expected a model"
+            f"{folder}: mlx_lm cannot load it ({why}); expected a model"
             " whose model_type it implements, with weights and tokenizer that fit config.json."
             " Next: convert it again with `mlx_lm.convert`, or choose another model."
         ) from error
