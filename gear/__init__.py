@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gear.codec import compress
     from gear.config import GearConfig, SettingError, resolve
     from gear.errors import NonFiniteError
+    from gear.state import load_prompt_cache
 
 _HOMES = {
     "Block": "gear.block",
@@ -24,6 +25,7 @@ _HOMES = {
     "NonFiniteError": "gear.errors",
     "SettingError": "gear.config",
     "compress": "gear.codec",
+    "load_prompt_cache": "gear.state",
     "resolve": "gear.config",
 }
 
@@ -34,6 +36,7 @@ __all__ = [
     "NonFiniteError",
     "SettingError",
     "compress",
+    "load_prompt_cache",
     "resolve",
 ]
 

@@ -21,6 +21,7 @@ from gear.codec import compress
 from gear.config import LayerSettings
 from gear.exact_tokens import ExactTokens
 from gear.segments import Segment, accounted_bytes
+from gear.state import dump, restore
 
 
 class GearCache(_BaseCache):
@@ -33,8 +34,8 @@ class GearCache(_BaseCache):
         self.settings, self.layer = settings, layer
         self.segments: list[Segment] = []
         self.sinks, self.buffer = ExactTokens(), ExactTokens()
-        self._prefill = False  # the last call brought more than n_b tokens
-        self._heads, self._dtype = 0, mx.float32
+        self.prefill = False  # the last call brought more than n_b tokens
+        self.heads, self.dtype_name = 0, "float32"
 
     # -- growing ---------------------------------------------------------------------------
 
@@ -45,8 +46,8 @@ class GearCache(_BaseCache):
         """
         self._check(keys, values)
         self.flush()
-        self._heads, self._dtype = keys.shape[1], keys.dtype
-        self._prefill = keys.shape[2] > self.settings.n_b
+        self.heads, self.dtype_name = keys.shape[1], str(keys.dtype).rpartition(".")[2]
+        self.prefill = keys.shape[2] > self.settings.n_b
         n = max(self.settings.n_sink - len(self.sinks), 0)
         self.sinks.append(keys[:, :, :n], values[:, :, :n])
         self.buffer.append(keys[:, :, n:], values[:, :, n:])
@@ -55,14 +56,14 @@ class GearCache(_BaseCache):
     def flush(self) -> None:
         """Compress what the rule of time says is due; the rest stays in the buffer."""
         s, n = self.settings, self.buffered_tokens
-        if self._prefill:
+        if self.prefill:
             whole = max(n - s.recent, 0) // s.n_b * s.n_b
             if whole:
                 self._compress_oldest(whole, prefill=True)
         else:
             while self.buffered_tokens >= s.n_b + s.recent:
                 self._compress_oldest(s.n_b, prefill=False)
-        self._prefill = False
+        self.prefill = False
 
     def _compress_oldest(self, n: int, *, prefill: bool) -> None:
         """Turn the oldest ``n`` tokens of the buffer into one block each of K and V."""
@@ -91,7 +92,7 @@ class GearCache(_BaseCache):
 
     def reconstruct(self) -> tuple[mx.array, mx.array]:
         """Return dense K and V [batch, kv_heads, offset, head_dim] of every token, in order."""
-        dense = [s.reconstruct(self._dtype) for s in self.segments]
+        dense = [s.reconstruct(getattr(mx, self.dtype_name)) for s in self.segments]
         parts = [self.sinks.arrays, *dense, self.buffer.arrays]
         k, v = (list(side) for side in zip(*(p for p in parts if p), strict=True))
         if len(k) == 1:
@@ -134,7 +135,7 @@ class GearCache(_BaseCache):
         for segment in self.segments:
             out.held += segment.nbytes
             for block in (segment.k, segment.v):
-                size = accounted_bytes(block, self.settings.outlier_stage, self._heads)
+                size = accounted_bytes(block, self.settings.outlier_stage, self.heads)
                 out.accounted += size
                 if segment.prefill:
                     out.prefill += size
@@ -143,7 +144,7 @@ class GearCache(_BaseCache):
                 for term, held in block.terms().items():
                     out.terms[term] += held
                 batch = block.arrays["codes"].shape[0]
-                out.fp16 += 2 * batch * self._heads * segment.valid * block.head_dim
+                out.fp16 += 2 * batch * self.heads * segment.valid * block.head_dim
         out.fp16 += out.buffer
         return out
 
@@ -168,6 +169,15 @@ class GearCache(_BaseCache):
                 self.segments.pop()
         self.sinks.trim(left)
         return n
+
+    @property
+    def state(self) -> list[Any]:
+        """The whole cache as [version, JSON, arrays…] (see gear/state.py)."""
+        return dump(self)
+
+    @state.setter
+    def state(self, state: list[Any]) -> None:
+        restore(self, state)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> NoReturn:
         """Refuse: mlx-lm calls this for ``kv_bits``, which would replace GEAR."""

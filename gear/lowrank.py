@@ -13,7 +13,9 @@ from functools import lru_cache
 import mlx.core as mx
 import numpy as np
 
-_RIDGE = 1e-7  # relative to the mean of the Gram diagonal: near fp32's own precision
+_RIDGE = 1e-6  # against a unit diagonal: above the rounding noise of an fp32 Gram matrix
+_OVERSAMPLING = 4
+_SMALL_ITERATIONS = 4
 
 
 @lru_cache(maxsize=64)
@@ -25,44 +27,51 @@ def _start(seed: int, head_dim: int, rank: int) -> mx.array:
     return omega
 
 
-def _cholesky_columns(gram: mx.array) -> mx.array:
-    """Return C [..., r, r] with Y·C orthonormal, where ``gram`` = YᵀY [..., r, r].
+def _orthogonaliser(gram: mx.array) -> mx.array:
+    """Return C [..., r, r] with Y·C orthonormal, where ``gram`` = YᵀY has a unit diagonal.
 
-    C = inverse transposed Cholesky factor, column by column (r steps over arrays of the whole
-    batch). The ridge keeps directions that E does not have at zero instead of at noise.
+    Gram-Schmidt in the metric of ``gram``: r steps over arrays of the whole batch. The ridge
+    keeps a direction that E does not have from dividing by its own rounding noise.
     """
-    rank = gram.shape[-1]
-    eye = mx.eye(rank)
-    trace = (gram * eye).sum(axis=(-1, -2), keepdims=True)
-    ridge = mx.maximum(trace * (_RIDGE / rank), 1e-30)
+    eye = mx.eye(gram.shape[-1])
     columns: list[mx.array] = []
-    for j in range(rank):
-        e_j = eye[:, j : j + 1]
-        column = mx.broadcast_to(e_j, (*gram.shape[:-1], 1))
+    for j in range(gram.shape[-1]):
+        column = mx.broadcast_to(eye[:, j : j + 1], (*gram.shape[:-1], 1))
         for previous in columns:
-            overlap = previous.swapaxes(-1, -2) @ gram[..., :, j : j + 1]
-            column = column - previous * overlap
-        norm = (column.swapaxes(-1, -2) @ gram @ column) + ridge
-        columns.append(column * mx.rsqrt(mx.maximum(norm, ridge)))
+            column = column - previous * (previous.swapaxes(-1, -2) @ gram[..., j : j + 1])
+        norm = column.swapaxes(-1, -2) @ (gram @ column)
+        columns.append(column * mx.rsqrt(mx.maximum(norm, 0) + _RIDGE))
     return mx.concatenate(columns, axis=-1)
 
 
 def _orthonormal(y: mx.array) -> mx.array:
     """Orthonormalise the columns of y [..., n, r]; twice, because once squares the condition."""
     for _ in range(2):
-        y = y @ _cholesky_columns(y.swapaxes(-1, -2) @ y)
+        y = y / mx.maximum(mx.sqrt((y * y).sum(axis=-2, keepdims=True)), 1e-30)
+        y = y @ _orthogonaliser(y.swapaxes(-1, -2) @ y)
     return y
 
 
 def _power(e: mx.array, rank: int, iterations: int, seed: int) -> tuple[mx.array, mx.array]:
-    """Solve by block power iteration; E = 0 gives L = R = 0."""
+    """Solve by block power iteration; E = 0 gives L = R = 0.
+
+    The block is a few columns wider than the rank; iterating on its small Gram matrix (of no
+    cost) then turns the block towards the leading singular vectors, of which ``rank`` are kept.
+    """
     peak = mx.maximum(mx.abs(e).max(axis=(-1, -2), keepdims=True), 1e-37)
     unit = e / peak  # products of tiny or huge entries stay inside fp32
     transposed = unit.swapaxes(-1, -2)
-    q = _orthonormal(unit @ _start(seed, e.shape[-1], rank))
+    width = min(rank + _OVERSAMPLING, *e.shape[-2:])
+    q = _orthonormal(unit @ _start(seed, e.shape[-1], width))
     for _ in range(iterations):
         q = _orthonormal(unit @ _orthonormal(transposed @ q))
     b = q.swapaxes(-1, -2) @ unit
+    if width > rank:
+        small = b @ b.swapaxes(-1, -2)
+        lead = _orthonormal(small[..., :rank])
+        for _ in range(_SMALL_ITERATIONS):
+            lead = _orthonormal(small @ lead)
+        q, b = q @ lead, lead.swapaxes(-1, -2) @ b
     singular = mx.sqrt((b * b).sum(axis=-1, keepdims=True))
     root = mx.sqrt(singular * peak)
     right = mx.where(singular > 0, b / mx.maximum(singular, 1e-30), 0) * root
