@@ -89,9 +89,9 @@ def _backend(device: str) -> str:
     """Return the backend that ``device`` means on this machine."""
     installed = blas.backend()
     if device not in ("auto", "cpu", installed):
-        raise SettingError(
-            "device", device, f"auto, cpu or {installed}", "The installed MLX has no other backend."
-        )
+        allowed = ", ".join(dict.fromkeys(["auto", "cpu", installed]))
+        hint = "The MLX that is installed has no other backend."
+        raise SettingError("device", device, f"one of {allowed}", hint)
     return installed if device == "auto" else device
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import psutil
 
@@ -97,7 +97,9 @@ class Worker:
                 process_group=0,
             )
         self._lines = queue.SimpleQueue()
-        threading.Thread(target=_pump, args=(self._process, self._lines), daemon=True).start()
+        threading.Thread(
+            target=_pump, args=(self._process.stdout, self._lines), daemon=True
+        ).start()
         return self._process
 
     def _outcome(
@@ -152,11 +154,12 @@ class Worker:
             self.close()
 
 
-def _pump(process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:
+def _pump(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
     """Move the process's lines into a queue, which can be read with a timeout; None is the end."""
-    for line in process.stdout or ():
-        if line.endswith("\n"):  # else the process died while writing it
-            lines.put(line)
+    with stream:
+        for line in stream:
+            if line.endswith("\n"):  # else the process died while writing it
+                lines.put(line)
     lines.put(None)
 
 
