@@ -12,6 +12,8 @@ import mlx.nn as nn
 import pytest
 from huggingface_hub import constants
 from mlx.utils import tree_flatten
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from evals import gguf_convert, hub, models
 from evals.models import ModelError, ModelInfo, compute_dtype, describe, load
@@ -144,8 +146,11 @@ def test_a_folder_loads_as_the_model_it_is(folder, tmp_path):
 
 def test_special_tokens_are_never_added_and_long_texts_are_no_warning(folder, tmp_path):
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    config |= {"add_bos_token": True, "add_eos_token": True, "model_max_length": 4}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 4}))
+    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    begin = model_files.SPECIAL[1]
+    inner.post_processor = TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, 1)])
+    inner.save(str(folder / "tokenizer.json"))
     _, tokenizer = load(asdict(describe(local(folder), tmp_path)), "float32")
     tokens = tokenizer.encode("abc" * 100)
     assert len(tokens) == 300
