@@ -89,6 +89,22 @@ class Block:
             arrays[name] = mx.contiguous(array[tuple(cut)])
         return replace(self, count=count, arrays=arrays)
 
+    def row(self, index: int) -> Block:
+        """Return batch row ``index`` alone.
+
+        A term that only another row needed in fp32 goes back to fp16, which loses nothing: each
+        row was rounded for itself.
+        """
+        arrays = {}
+        for name, array in self.arrays.items():
+            one = mx.contiguous(array[index : index + 1])
+            if one.dtype == mx.float32:
+                narrow = one.astype(mx.float16)
+                if mx.array_equal(narrow.astype(mx.float32), one).item():
+                    one = narrow
+            arrays[name] = one
+        return replace(self, arrays=arrays)
+
     def _by_block(self, name: str) -> mx.array:
         """Return array ``name`` with its block axis: [batch, heads, count, ...]."""
         a = self.arrays[name]

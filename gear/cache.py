@@ -11,17 +11,21 @@ swap GEAR for fp16, and without an attribute called ``bits``, on which mlx-lm di
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import mlx.core as mx
 from mlx_lm.models.cache import _BaseCache, create_attention_mask
 
+from gear.block import Block
 from gear.bytes import CacheBytes
-from gear.codec import compress
+from gear.codec import compress_pair
 from gear.config import LayerSettings
 from gear.exact_tokens import ExactTokens
 from gear.segments import Segment, accounted_bytes
 from gear.state import dump, restore
+
+if TYPE_CHECKING:
+    from gear.batch import BatchGearCache
 
 
 class GearCache(_BaseCache):
@@ -42,7 +46,8 @@ class GearCache(_BaseCache):
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Append exact K and V [batch, kv_heads, n, head_dim]; return all K and V, dense.
 
-        What earlier calls brought comes back reconstructed, this call's tokens exact.
+        What earlier calls brought comes back reconstructed, this call's tokens exact (but with
+        ``attend=compressed`` the whole blocks of a call of more than n_b tokens reconstructed too).
         """
         self._check(keys, values)
         self.flush()
@@ -51,30 +56,34 @@ class GearCache(_BaseCache):
         n = max(self.settings.n_sink - len(self.sinks), 0)
         self.sinks.append(keys[:, :, :n], values[:, :, :n])
         self.buffer.append(keys[:, :, n:], values[:, :, n:])
+        if self.settings.attend == "compressed" and self.prefill:
+            self.flush()
         return self.reconstruct()
 
     def flush(self) -> None:
         """Compress what the rule of time says is due; the rest stays in the buffer."""
-        s, n = self.settings, self.buffered_tokens
-        if self.prefill:
-            whole = max(n - s.recent, 0) // s.n_b * s.n_b
-            if whole:
-                self._compress_oldest(whole, prefill=True)
-        else:
-            while self.buffered_tokens >= s.n_b + s.recent:
-                self._compress_oldest(s.n_b, prefill=False)
+        while n := self.due_tokens:
+            self.add_blocks(self.compress_oldest(n), prefill=self.prefill)
+            self.prefill = False
         self.prefill = False
 
-    def _compress_oldest(self, n: int, *, prefill: bool) -> None:
-        """Turn the oldest ``n`` tokens of the buffer into one block each of K and V."""
-        s = self.settings
-        keys, values = self.buffer.take(n)
-        rank_k, rank_v = (s.k.rank, s.v.rank) if prefill else (s.k.rank_decode, s.v.rank_decode)
-        segment = Segment(
-            compress(keys, "k", s.k, s, rank_k, self.layer),
-            compress(values, "v", s.v, s, rank_v, self.layer),
-            valid=n, grows=not prefill, prefill=prefill,
-        )  # fmt: skip
+    @property
+    def due_tokens(self) -> int:
+        """Tokens that the rule of time would make the next block of; 0 = none."""
+        s, n = self.settings, len(self.buffer)
+        if self.prefill:
+            return max(n - s.recent, 0) // s.n_b * s.n_b
+        return s.n_b if n >= s.n_b + s.recent else 0
+
+    def compress_oldest(self, n: int) -> tuple[Block, Block]:
+        """Take the oldest ``n`` tokens out of the buffer; return them as blocks of K and V."""
+        return compress_pair(*self.buffer.take(n), self.settings, self.prefill, self.layer)
+
+    def add_blocks(self, blocks: tuple[Block, Block], *, prefill: bool) -> None:
+        """Put blocks of K and V behind the compressed past."""
+        k, v = blocks
+        valid = k.tokens * k.count
+        segment = Segment(k, v, valid=valid, grows=not prefill, prefill=prefill)
         if self.segments and self.segments[-1].accepts(segment):
             self.segments[-1].join(segment)
         else:
@@ -178,6 +187,13 @@ class GearCache(_BaseCache):
     @state.setter
     def state(self, state: list[Any]) -> None:
         restore(self, state)
+
+    @classmethod
+    def merge(cls, caches: list[GearCache]) -> BatchGearCache:
+        """Return one batched cache whose rows are ``caches`` (empty ones too)."""
+        from gear.batch import BatchGearCache
+
+        return BatchGearCache(caches)
 
     def to_quantized(self, group_size: int = 64, bits: int = 4) -> NoReturn:
         """Refuse: mlx-lm calls this for ``kv_bits``, which would replace GEAR."""

@@ -169,3 +169,15 @@ def compress(
         if name not in TOKEN_ARRAYS:
             arrays[name] = arrays[name][:, :, None]
     return Block(side, settings, tokens, head_dim, used, 1, arrays)
+
+
+def compress_pair(
+    keys: mx.array, values: mx.array, settings: LayerSettings, prefill: bool, layer: int = -1
+) -> tuple[Block, Block]:
+    """Compress exact K and V of the same tokens at their prefill or decode ranks."""
+    k, v = settings.k, settings.v
+    rank_k, rank_v = (k.rank, v.rank) if prefill else (k.rank_decode, v.rank_decode)
+    return (
+        compress(keys, "k", k, settings, rank_k, layer),
+        compress(values, "v", v, settings, rank_v, layer),
+    )

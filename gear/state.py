@@ -99,10 +99,11 @@ def load_prompt_cache(file_name: str | Path, return_metadata: bool = False) -> A
 
     mlx-lm looks cache classes up in its own module only; they are shown to it for this one call.
     """
+    from gear.batch import BatchGearCache
     from gear.cache import GearCache
     from gear.exact import ExactCache
     from gear.mlx_quantized import MlxQuantizedCache
 
-    ours = {c.__name__: c for c in (GearCache, ExactCache, MlxQuantizedCache)}
+    ours = {c.__name__: c for c in (GearCache, BatchGearCache, ExactCache, MlxQuantizedCache)}
     with patch.dict(vars(mlx_lm_cache), ours):
         return mlx_lm_cache.load_prompt_cache(str(file_name), return_metadata)

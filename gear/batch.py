@@ -1,0 +1,173 @@
+"""BatchGearCache: rows of different lengths, as mlx-lm's batched generation feeds them.
+
+Every row is a `GearCache` in its own coordinates: pads are cut on entry, so a row's blocks are
+those it would have alone, and storage is never padded. Rows whose buffers are full are compressed
+together. Only what attention sees is padded, on the left, to the longest row.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.base import create_causal_mask
+from mlx_lm.models.cache import _BaseCache
+
+from gear.bytes import CacheBytes
+from gear.cache import GearCache
+from gear.codec import compress_pair
+
+
+class BatchGearCache(_BaseCache):
+    """The cache of one layer for a batch; ``rows`` holds one `GearCache` each.
+
+    Errors: ``ValueError`` for an empty list, or rows of different settings.
+    """
+
+    def __init__(self, rows: list[GearCache]) -> None:
+        if not rows or any(r.settings != rows[0].settings for r in rows):
+            raise ValueError(
+                "A GEAR batch needs at least one row and the same settings in every row; "
+                "make all rows' caches from one config."
+            )
+        self.rows = list(rows)
+        self._pads = [0] * len(rows)  # left pads still to come, by row
+        self._left: list[int] | None = None  # real tokens still to come, by row
+
+    def prepare(
+        self,
+        *,
+        left_padding: list[int] | None = None,
+        lengths: list[int] | None = None,
+        right_padding: list[int] | None = None,
+    ) -> None:
+        """Announce the pads of the next calls: on the left (empty cache), or on the right."""
+        if left_padding is not None:
+            if not self.empty():
+                raise ValueError("left_padding: only an empty cache can be left-padded.")
+            self._pads = list(left_padding)
+        if right_padding is not None and max(right_padding) > 0:
+            if lengths is None:
+                raise ValueError("right_padding: needs lengths, the real tokens of each row.")
+            self._left = list(lengths)
+
+    def finalize(self) -> None:
+        """End the calls that `prepare` announced."""
+        self._left = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append K and V [batch, kv_heads, n, head_dim] without their pads; return all, dense.
+
+        The result [batch, kv_heads, longest past + n, head_dim] is laid out for `make_mask`.
+        """
+        self._flush_together()
+        n, past = keys.shape[2], max(r.offset for r in self.rows)
+        shapes = [(keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])]
+        out: tuple[list[mx.array], list[mx.array]] = ([], [])
+        for i, row in enumerate(self.rows):
+            skip = min(self._pads[i], n)
+            real = n - skip if self._left is None else min(n - skip, self._left[i])
+            before = past - row.offset + skip
+            if real:
+                span = slice(skip, skip + real)
+                seen = row.update_and_fetch(keys[i : i + 1, :, span], values[i : i + 1, :, span])
+            elif row.empty():
+                seen = tuple(mx.zeros((1, h, 0, d), dtype=keys.dtype) for h, d in shapes)
+            else:
+                seen = row.reconstruct()
+            self._pads[i] -= skip
+            if self._left is not None:
+                self._left[i] -= real
+            width = [(0, 0), (0, 0), (before, n - skip - real), (0, 0)]
+            for side, dense in zip(out, seen, strict=True):
+                side.append(mx.pad(dense, width))
+        return mx.concatenate(out[0]), mx.concatenate(out[1])
+
+    def _flush_together(self) -> None:
+        """Compress what is due; decode blocks of all rows that have one in a single pass."""
+        settings = self.rows[0].settings
+        for row in self.rows:
+            if row.prefill:
+                row.flush()
+        while due := [r for r in self.rows if r.due_tokens]:
+            taken = [r.buffer.take(settings.n_b) for r in due]
+            keys, values = (mx.concatenate(list(side)) for side in zip(*taken, strict=True))
+            k, v = compress_pair(keys, values, settings, prefill=False, layer=due[0].layer)
+            for i, row in enumerate(due):
+                row.add_blocks((k.row(i), v.row(i)), prefill=False)
+
+    def flush(self) -> None:
+        """Compress what is due in every row."""
+        self._flush_together()
+
+    def make_mask(self, n: int, return_array: bool = False, **kwargs: Any) -> mx.array:
+        """Return the causal mask for the next ``n`` tokens, pads before each row cut off."""
+        past = max(r.offset for r in self.rows)
+        pads = [past - r.offset + min(p, n) for r, p in zip(self.rows, self._pads, strict=True)]
+        return create_causal_mask(n, offset=past, left_padding=mx.array(pads), **kwargs)
+
+    @property
+    def offset(self) -> mx.array:
+        """Position of each row's next token, [batch]; negative while left pads are to come."""
+        return mx.array([r.offset - p for r, p in zip(self.rows, self._pads, strict=True)])
+
+    def size(self) -> int:
+        """Return the tokens of the longest row."""
+        return max(r.offset for r in self.rows)
+
+    def empty(self) -> bool:
+        """Say whether no row holds a token."""
+        return all(r.empty() for r in self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays held."""
+        return sum(r.nbytes for r in self.rows)
+
+    def cache_bytes(self) -> list[CacheBytes]:
+        """Return what each row holds."""
+        return [r.cache_bytes() for r in self.rows]
+
+    def is_trimmable(self) -> bool:
+        """Say that `trim` works at any point."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Forget the last ``n`` tokens of every row; return how many the longest row forgot."""
+        return max(r.trim(n) for r in self.rows)
+
+    def filter(self, batch_indices: Any) -> None:
+        """Keep only the rows ``batch_indices`` (a list or an integer array)."""
+        keep = np.array(batch_indices).tolist()
+        self.rows = [self.rows[i] for i in keep]
+        self._pads = [self._pads[i] for i in keep]
+        if self._left is not None:
+            self._left = [self._left[i] for i in keep]
+
+    def extend(self, other: BatchGearCache) -> None:
+        """Put the rows of ``other`` behind these."""
+        if self._left is not None or other._left is not None:
+            raise ValueError("extend: call finalize() first; a padded prompt is still under way.")
+        self.rows += other.rows
+        self._pads += other._pads
+
+    def extract(self, idx: int) -> GearCache:
+        """Return row ``idx`` as a cache of its own."""
+        return copy.deepcopy(self.rows[idx])
+
+    @property
+    def state(self) -> list[Any]:
+        """[JSON of the pads, state of each row…]."""
+        return [json.dumps([self._pads, self._left]), *(r.state for r in self.rows)]
+
+    @state.setter
+    def state(self, state: list[Any]) -> None:
+        self._pads, self._left = json.loads(state[0])
+        self.rows = [GearCache.from_state(s) for s in state[1:]]
+
+    def to_quantized(self, group_size: int = 64, bits: int = 4) -> None:
+        """Refuse, as `GearCache.to_quantized` does."""
+        self.rows[0].to_quantized(group_size=group_size, bits=bits)
