@@ -38,9 +38,8 @@ def main() -> None:
 
 
 def _take_stdout() -> Send:
-    """Keep what was stdout for the protocol and let everything else print to the log."""
+    """Keep what was stdout for the protocol; prints go to the log, line by line."""
     wire = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", closefd=False)
 
     def send(event: dict[str, Any]) -> None:

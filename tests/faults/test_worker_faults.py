@@ -178,7 +178,11 @@ def start_sweep(root: Path, *names: str) -> subprocess.Popen[str]:
     """Start a sweep in a process of its own."""
     command = [sys.executable, str(HERE / "sweep.py"), str(root), *names]
     return subprocess.Popen(  # noqa: S603
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        process_group=0,
     )
 
 
@@ -228,10 +232,11 @@ def test_a_stopped_sweep_leaves_no_worker_and_keeps_its_records(
     sweep = start_sweep(tmp_path, "one", "hangs")
     hanging = spec_of(tmp_path, "hangs")
     wait_for(lambda: hanging["key"] in computed(tmp_path))
-    sweep.send_signal(sent)
+    os.killpg(sweep.pid, sent)  # as a terminal's Ctrl-C does
     sweep.communicate(timeout=60)
     assert sweep.returncode != 0
     wait_for(lambda: not alive(pid_of(hanging)))
+    assert "KeyboardInterrupt" not in log_of(hanging)
     assert store.load(tmp_path, hanging["key"]) is None
     assert [record["status"] for record in store.records(tmp_path)] == ["FINISHED"] * 2
 
