@@ -1,0 +1,137 @@
+"""Figures from records, drawn off-screen: quality against stored bytes, and one job by layer.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart. Each function returns None
+where the records hold nothing to draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evals.record import FINISHED
+from evals.report import frame
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Record = dict[str, Any]
+Row = dict[str, Any]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MIB = 2**20
+
+
+def _figure(panels: int, *, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """Return a figure of ``panels`` axes side by side; no pyplot, so no global state."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4 * panels, height), layout="constrained")
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; the file's ending picks the format. The same figure gives the same PNG."""
+    figure.savefig(path, dpi=144)
+
+
+def pareto(records: Sequence[Record]) -> Figure | None:
+    """Draw quality against stored bytes (MiB), one panel per model, dataset and protocol.
+
+    Quality is ΔNLL against fp16 in nats per token with its interval (fp16 itself at 0), or token
+    perplexity where no record has a ΔNLL. The line joins the methods that no other one beats in
+    both. A failed job is left out. None when no other has both numbers.
+    """
+    caches = {record["key"]: record["config"]["cache"]["name"] for record in records}
+    palette = dict(zip(dict.fromkeys(caches.values()), cycle(COLOURS), strict=False))
+    rows = frame(records).astype(object).to_dict("records")
+    compared = any(_number(row["delta_nll"]) for row in rows)
+    quality = "delta_nll" if compared else "ppl_token"
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        if compared and caches[row["key"]] == "fp16" and _number(row["ppl_token"]):
+            row["delta_nll"] = 0.0
+        measured = _number(row["stored_bytes"]) and _number(row[quality])
+        if measured and row["status"] == FINISHED:
+            title = " · ".join((row["model"], row["dataset"], row["eval"]))
+            panels.setdefault(title, []).append(row)
+    if not panels:
+        return None
+    figure, axes = _figure(len(panels))
+    for axis, (title, points) in zip(axes, panels.items(), strict=True):
+        _draw_front(axis, points, quality)
+        for point in points:
+            _draw_point(axis, point, quality, palette[caches[point["key"]]])
+        axis.set(title=title, xlabel="stored KV cache (MiB)")
+        axis.set_ylabel("ΔNLL (nats per token)" if compared else "token perplexity")
+        axis.margins(x=0.15)  # room for the names
+        axis.grid(alpha=0.25)
+    return figure
+
+
+def _number(value: Any) -> bool:
+    """Tell whether a cell holds a number (NaN and None do not)."""
+    return value is not None and value == value
+
+
+def _draw_point(axis: Axes, row: Row, quality: str, colour: str) -> None:
+    """Draw one method with its interval and its name."""
+    x, y = row["stored_bytes"] / _MIB, row[quality]
+    low, high = row[f"{quality}_low"], row[f"{quality}_high"]
+    ends = None
+    if _number(low) and _number(high):
+        # A bootstrap's interval need not hold the estimate, and matplotlib wants lengths.
+        ends = [[max(y - low, 0.0)], [max(high - y, 0.0)]]
+    axis.errorbar([x], [y], yerr=ends, fmt="o", color=colour, capsize=3)
+    axis.annotate(row["method"], (x, y), (5, 5), textcoords="offset points", fontsize=7)
+
+
+def _draw_front(axis: Axes, rows: Sequence[Row], quality: str) -> None:
+    """Draw the Pareto front: fewer bytes and a lower ``quality`` are better."""
+    front: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row["stored_bytes"], row[quality])):
+        if not front or row[quality] < front[-1][quality]:
+            front.append(row)
+    x, y = [row["stored_bytes"] / _MIB for row in front], [row[quality] for row in front]
+    axis.plot(x, y, color="#999999", linewidth=1, drawstyle="steps-post", zorder=0)
+
+
+def per_layer(record: Record, samples: Sequence[Record]) -> Figure | None:
+    """Draw a job by layer: stored bytes before fp16's (MiB), and the errors of its samples.
+
+    Errors of K and V are means over windows and heads of ||X - X'|| / ||X|| (reconstruction only).
+    None where the job has neither.
+    """
+    layers = record.get("bytes", {}).get("per_layer") or []
+    errors = {side: _errors(samples, f"{side}_rel_err") for side in ("k", "v")}
+    errors = {side: values for side, values in errors.items() if values}
+    panels = bool(layers) + bool(errors)
+    if not panels:
+        return None
+    figure, axes = _figure(panels, height=3.6)
+    if layers:
+        numbers = [layer["layer"] for layer in layers]
+        for name, colour in (("fp16", "#DDDDDD"), ("stored", COLOURS[0])):
+            heights = [layer[f"{name}_bytes"] / _MIB for layer in layers]
+            axes[0].bar(numbers, heights, color=colour, label=name)
+        axes[0].set_ylabel("KV cache (MiB)")
+    for (side, values), colour in zip(errors.items(), COLOURS, strict=False):
+        axes[-1].plot(list(values), list(values.values()), "o-", color=colour, label=side.upper())
+        axes[-1].set(ylabel="relative error", ylim=(0, None))
+    for axis in axes:
+        axis.set_xlabel("layer")
+        axis.locator_params(axis="x", integer=True)
+        axis.legend(fontsize=7)
+    return figure
+
+
+def _errors(samples: Sequence[Record], name: str) -> dict[int, float]:
+    """Return {layer: mean over windows and heads} of an error that samples hold by head."""
+    found: dict[int, list[float]] = {}
+    for sample in samples:
+        for layer in sample.get("layers", []):
+            found.setdefault(layer["layer"], []).extend(layer[name])
+    return {layer: sum(values) / len(values) for layer, values in sorted(found.items())}

@@ -1,0 +1,91 @@
+"""Figures: what they draw from records, that they repeat, and that nothing to draw is None."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evals import plots
+from tests.evals.fake_records import failed, finished, sweep
+
+
+def test_pareto_draws_each_method_at_its_bytes_and_quality(tmp_path: Path) -> None:
+    figure = plots.pareto(sweep())
+    assert figure is not None
+    (axis,) = figure.axes
+    assert axis.get_title() == "tiny · embedded · decode"
+    assert [text.get_text() for text in axis.texts] == [
+        "fp16",
+        "gear (gear.rank=4)",
+        "gear (gear.rank=8)",
+    ]
+    points = [tuple(text.xy) for text in axis.texts]
+    assert points == [(2_000_000 / 2**20, 0.0), (275_000 / 2**20, 0.125), (337_500 / 2**20, 0.0625)]
+    plots.save(figure, tmp_path / "pareto.png")
+    assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_front_leaves_out_what_is_beaten_in_both() -> None:
+    beaten = finished("kivi", 0.25)
+    beaten["metrics"]["kv/stored_bytes"] = 1_000_000
+    figure = plots.pareto([*sweep(), beaten])
+    assert figure is not None
+    front = figure.axes[0].lines[0]
+    assert list(front.get_ydata()) == [0.125, 0.0625, 0.0]
+    assert list(front.get_xdata()) == pytest.approx(
+        [275_000 / 2**20, 337_500 / 2**20, 2_000_000 / 2**20]
+    )
+
+
+def test_perplexity_is_the_quality_where_nothing_is_compared() -> None:
+    figure = plots.pareto([finished("fp16")])
+    assert figure is not None
+    assert figure.axes[0].get_ylabel() == "token perplexity"
+    assert figure.axes[0].texts[0].xy[1] == 20.0
+
+
+def test_models_have_a_panel_each() -> None:
+    figure = plots.pareto(
+        [finished("gear", 0.125), finished("gear", 0.25, model={"name": "other"})]
+    )
+    assert figure is not None
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles == ["tiny · embedded · decode", "other · embedded · decode"]
+
+
+def test_an_interval_that_misses_its_estimate_is_drawn() -> None:
+    record = finished("gear", 0.125)
+    record["metrics"]["fidelity/delta_nll_low"] = 0.2
+    assert plots.pareto([record]) is not None
+
+
+def test_failed_jobs_are_not_points() -> None:
+    guarded = {**finished("gear", 0.125), "status": "FAILED"}
+    assert plots.pareto([failed(), guarded]) is None
+
+
+def test_layers_show_bytes_and_errors() -> None:
+    samples = [
+        {"layers": [{"layer": 0, "k_rel_err": [0.1, 0.3], "v_rel_err": [0.5, 0.5]}]},
+        {"layers": [{"layer": 0, "k_rel_err": [0.2, 0.2], "v_rel_err": [0.4, 0.6]}]},
+    ]
+    figure = plots.per_layer(finished("gear", 0.125), samples)
+    assert figure is not None
+    kept, errors = figure.axes
+    assert [bar.get_height() for bar in kept.patches] == pytest.approx(
+        [1_000_000 / 2**20] * 2 + [137_500 / 2**20] * 2
+    )
+    assert [list(line.get_ydata()) for line in errors.lines] == [pytest.approx([0.2]), [0.5]]
+
+
+def test_a_job_without_layers_has_no_figure() -> None:
+    assert plots.per_layer(failed(), [{"document": "a"}]) is None
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        figure = plots.pareto(sweep())
+        assert figure is not None
+        plots.save(figure, tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

@@ -1,0 +1,148 @@
+"""Tables: their exact text in every format, and what they show of failures, marks and gaps."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from evals import report
+from evals.tracking import SweepView
+from gear.config import GearConfig
+from tests.evals.fake_records import failed, finished, sweep
+
+MARKDOWN = """\
+| method | KV size % | stored | accounted | ppl | ΔNLL | KL | flips | tok/s | status | run |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |
+| fp16 | 100.0 | 1.91 MiB | 0 B | 20.00 [18.50, 21.25] | - | - | - | 96.0 | FINISHED | run0 |
+| gear (gear.rank=4) | 13.8 | 268.55 KiB | 170.90 KiB | 22.50 [18.50, 21.25] \
+| +0.1250 [+0.1150, +0.1375] | 0.0625 | 6.2% | 96.0 | FINISHED | run1 |
+| gear (gear.rank=8) | 16.9 | 329.59 KiB | 231.93 KiB | 21.25 [18.50, 21.25] \
+| +0.0625 [+0.0525, +0.0750] | 0.0312 | 6.2% | 96.0 | FINISHED | run2 |
+"""
+LATEX = (
+    r"""\begin{tabular}{lrrrrrrrrll}
+\toprule
+method & KV size \% & stored & accounted & ppl & $\Delta$NLL & KL & flips & tok/s & status & run \\
+\midrule
+mlx\_quant$\dagger$ & 13.8 & 268.55 KiB & 170.90 KiB & 22.50 [18.50, 21.25] """
+    r"""& +0.1250 [+0.1150, +0.1375] & 0.0625 & 6.2\% & 96.0 & FINISHED & run0 \\
+\bottomrule
+\end{tabular}
+% † eval.allow_uncompressed=true: the compressed share may be too small to mean anything
+"""
+)
+CSV = """\
+method,kv_size_pct,stored_bytes,accounted_bytes,ppl_token,ppl_token_low,ppl_token_high,\
+delta_nll,delta_nll_low,delta_nll_high,kl_mean,top1_flip_rate,decode_tok_per_s,status,run_id,\
+model,dataset,eval,accounting_only,allow_uncompressed,key
+fp16,100.0,2000000,0,20.0,18.5,21.25,,,,,,96.04,FINISHED,run0,tiny,embedded,decode,False,False,KEY0
+gear,13.75,275000,175000,22.5,18.5,21.25,0.125,0.115,0.1375,0.0625,0.0625,96.04,FINISHED,run1,\
+tiny,embedded,decode,False,False,KEY1
+"""
+
+
+def view_of(records: list[dict]) -> SweepView:
+    return SweepView("parent", {r["key"]: f"run{i}" for i, r in enumerate(records)}, "mlflow ui")
+
+
+def printed(records: list[dict], *, terminal: bool, view: SweepView | None = None) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=200)
+    report.print_results(records, view, console)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_markdown() -> None:
+    records = sweep()
+    assert report.markdown(records, view_of(records)) == MARKDOWN
+
+
+def test_latex() -> None:
+    records = [finished("mlx_quant", 0.125, eval={"allow_uncompressed": True})]
+    assert report.latex(records, view_of(records)) == LATEX
+
+
+def test_csv() -> None:
+    records = [finished("fp16"), finished("gear", 0.125)]
+    expected = CSV.replace("KEY0", records[0]["key"]).replace("KEY1", records[1]["key"])
+    assert report.csv(records, view_of(records)) == expected
+
+
+def test_the_frame_has_its_columns_whatever_the_records_hold() -> None:
+    for records in (sweep(), [failed()], [finished("fp16")]):
+        assert tuple(report.frame(records).columns) == report.COLUMNS
+
+
+def test_the_exact_cache_comes_first_and_the_others_keep_their_order() -> None:
+    records = sweep()[::-1]
+    assert list(report.frame(records)["method"]) == [
+        "fp16",
+        "gear (gear.rank=8)",
+        "gear (gear.rank=4)",
+    ]
+
+
+def test_a_protocol_with_a_suffix_is_found() -> None:
+    record = finished("fp16")
+    old = record["metrics"]
+    record["metrics"] = {k.replace("/decode", "/decode-chunk16"): v for k, v in old.items()}
+    row = report.frame([record]).iloc[0]
+    assert (row["ppl_token"], row["ppl_token_low"]) == (20.0, 18.5)
+
+
+def test_without_a_view_rows_are_named_by_key() -> None:
+    record = finished()
+    text = report.markdown([{**record, "mlflow_run_id": "of a store that may be gone"}])
+    assert text.splitlines()[0].endswith("| status | key |")
+    assert text.splitlines()[2].endswith(f"| FINISHED | {record['key'][:8]} |")
+
+
+def test_a_failed_job_is_a_row_and_a_reason() -> None:
+    text = report.markdown([*sweep(), failed(settings=GearConfig(bits=4))])
+    assert "| gear (gear.bits=4, gear.rank=4) | - | - | - | - | - | - | - | - | FAILED |" in text
+    assert text.endswith(
+        "Failed:\n\n- gear (gear.bits=4, gear.rank=4): WorkerDied (SIGSEGV): the worker died: exit"
+        " status -11; last log line: Fatal Python error: Segmentation fault\n"
+    )
+
+
+def test_a_method_that_only_accounts_for_bytes_is_marked() -> None:
+    record = finished("h2o", 0.125)
+    record["bytes"]["accounting_only"] = True
+    text = report.markdown([record])
+    assert "| h2o* |" in text
+    assert "\n* bytes are accounted for, not held" in text
+    assert "†" not in text
+
+
+def test_a_bar_in_a_name_stays_in_its_cell() -> None:
+    text = report.markdown([finished("a|b", 0.125)])
+    assert "| a\\|b |" in text
+
+
+def test_piped_output_is_the_markdown_text() -> None:
+    records = sweep()
+    view = view_of(records)
+    text = printed(records, terminal=False, view=view)
+    assert text.startswith(report.markdown(records, view))
+    assert "\x1b" not in text
+    assert text.endswith("MLflow run parent; to look at it:\n  mlflow ui\n")
+
+
+def test_a_terminal_gets_every_cell_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    records = [*sweep(), failed(settings=GearConfig(bits=4))]
+    text = printed(records, terminal=True)
+    for row in report.cells(report.frame(records)):
+        assert all(cell in text for cell in row)
+    assert "\x1b[31mFAILED" in text
+    assert "FAILED gear (gear.bits=4, gear.rank=4): WorkerDied (SIGSEGV)" in text
+
+
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" not in printed([failed()], terminal=True)
