@@ -92,7 +92,7 @@ class Session:
     def _measured(self, job: Job) -> Record:
         """Return the job's new record, FINISHED or FAILED."""
         started = _now()
-        body = self._without_baseline(job)
+        body = self._baseline_failure(job)
         if body is None:
             with JobBar(self._title(job), self._console) as bar:
                 body = self._worker.run(job.spec, bar)
@@ -106,7 +106,7 @@ class Session:
             "mlflow_run_id": None,
         }
 
-    def _without_baseline(self, job: Job) -> Record | None:
+    def _baseline_failure(self, job: Job) -> Record | None:
         """Return a FAILED body where the fp16 arm that the job needs has failed."""
         if job.baseline is None or self.records[job.baseline.key]["status"] == FINISHED:
             return None
