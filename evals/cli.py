@@ -1,0 +1,220 @@
+"""The command line: help, then every job composed and checked, then Hydra launches them.
+
+Order matters. Hydra instantiates what a config names before it calls a task function, so the whole
+sweep is checked first; the task function returns a record and never raises for a failed job, so
+launchers go on; the exit code is set after ``hydra.main`` returns. This process never loads MLX.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from omegaconf import DictConfig
+
+    from evals.compose import Plan
+    from evals.runner import Session
+
+USAGE_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
+BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
+OBJECTIVE = "fidelity/kl_mean"
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, taken like Ctrl-C so that everything is closed in order."""
+
+
+class Task:
+    """Hydra's task function: runs one job in the sweep's session and returns its objective.
+
+    A launcher that pickles it for a process of its own leaves the session behind: there each job
+    has a session to itself, and the sweep's session finds the records by their keys.
+    """
+
+    def __init__(self, session: Session | None = None) -> None:
+        self.session = session
+
+    def __reduce__(self) -> tuple[type[Task], tuple[()]]:
+        """Pickle without the session."""
+        return Task, ()
+
+    def __call__(self, cfg: DictConfig) -> float | None:
+        """Run the job ``cfg``; return its mean KL from fp16, None where it failed or has none."""
+        from evals.compose import to_config
+        from evals.record import results_root
+        from evals.runner import Session
+
+        config = to_config(cfg)
+        if self.session is not None:
+            record = self.session.run(config)
+        else:
+            with Session(results_root(), [], [config]) as session:
+                record = session.run(config)
+        return record.get("metrics", {}).get(OBJECTIVE)
+
+
+def main() -> int:
+    """Run the command line in ``sys.argv``; return the exit code."""
+    argv = sys.argv[1:]
+    try:
+        if "-h" in argv or "--help" in argv:
+            from evals import help, names
+
+            sys.stdout.write(help.text(names.conf_dir()))
+            sys.stdout.flush()
+            return 0
+        return _main(argv)
+    except KeyboardInterrupt as stop:
+        _say("Stopped. Finished records are kept: the same command goes on from here.")
+        return TERMINATED if isinstance(stop, _Terminated) else INTERRUPTED
+    except ModuleNotFoundError as error:
+        if _full_errors() or (error.name or "").startswith(("evals", "gear")):
+            raise
+        _say(f"{error.name} is not installed. Install this project: pip install -e '.[cpu]'")
+        return USAGE_ERROR
+    except BrokenPipeError:  # the reader of our output went away, as in `run.py --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if _full_errors() or not _is_usage_error(error):
+            raise
+        _say(f"{error}\n(HYDRA_FULL_ERROR=1 shows where it comes from.)")
+        return USAGE_ERROR
+
+
+def _full_errors() -> bool:
+    """Tell whether stack traces were asked for."""
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
+def _is_usage_error(error: Exception) -> bool:
+    """Tell whether an error is an answer to the input: ours are ValueErrors and say what to do."""
+    import yaml
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    known = (ValueError, OSError, HydraException, OmegaConfBaseException, yaml.YAMLError)
+    return isinstance(error, known)
+
+
+def _say(text: str) -> None:
+    """Write a message for the person to stderr."""
+    sys.stderr.write(text + "\n")
+
+
+def _main(argv: list[str]) -> int:
+    """Check everything that ``argv`` asks for, then launch it."""
+    from hydra._internal.utils import get_args_parser
+
+    from evals import compose, validate
+
+    args = get_args_parser().parse_intermixed_args(argv)
+    words = _words(args)
+    if args.hydra_help or args.info or args.shell_completion:
+        return _hydra(argv, Task())
+    plan = compose.plan(words, args.multirun)
+    if args.cfg:
+        return _hydra(argv, Task())
+    for warning in validate.check_plan(plan):
+        _say(f"WARNING: {warning}")
+    _require_mlx()
+    return _launch(plan, words, argv)
+
+
+def _words(args: Namespace) -> list[str]:
+    """Return the overrides; a folder given by ``--config-dir`` becomes one of them."""
+    for flag in ("config_path", "config_name", "experimental_rerun"):
+        if getattr(args, flag) is not None:
+            raise ValueError(
+                f"--{flag.replace('_', '-')}: not used here. Add your own YAML files with"
+                " --config-dir FOLDER (FOLDER/experiment/NAME.yaml, FOLDER/model/NAME.yaml, …)."
+            )
+    words = list(args.overrides)
+    if args.config_dir is not None:
+        folder = Path(args.config_dir).resolve()
+        if not folder.is_dir():
+            raise ValueError(f"--config-dir {args.config_dir}: there is no such folder.")
+        words.append(f'hydra.searchpath=["file://{folder}"]')
+    return words
+
+
+def _require_mlx() -> None:
+    """Raise where MLX or its backend is missing, before a worker would die of it."""
+    installed = {str(d.metadata["Name"]).lower() for d in metadata.distributions()}
+    if "mlx" not in installed or not installed.intersection(BACKENDS):
+        raise ValueError(
+            "MLX is not installed with a backend. Linux: pip install -e '.[cpu]' (or cuda13,"
+            " cuda12); macOS: pip install -e . on Apple silicon."
+        )
+
+
+def _hydra(argv: list[str], task: Any) -> int:
+    """Hand ``argv`` to ``hydra.main``, which launches ``task`` for every job."""
+    import hydra
+
+    from evals.compose import CONFIG_NAME
+    from evals.names import conf_dir
+
+    sys.argv = [sys.argv[0], *argv]
+    hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)()
+    return 0
+
+
+def _launch(plan: Plan, words: list[str], argv: list[str]) -> int:
+    """Run the planned jobs in one session; return 0, or 1 where a job failed."""
+    from evals.job import build_job
+    from evals.record import results_root
+    from evals.runner import Session
+
+    root = results_root()
+    try:
+        (root / "hydra").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"The results root {root} cannot be written ({error.strerror}). Set GEAR_MLRUNS."
+        ) from error
+    for config in plan.configs:
+        build_job(config, root)  # reads model and data: what cannot be used is said before any run
+    _announce(plan)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with Session(root, argv, plan.configs) as session:
+            _hydra(["--multirun", *words] if plan.sweep else words, Task(session))
+            return session.finish()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    """Turn SIGTERM into an exception in the main thread."""
+    raise _Terminated
+
+
+def _announce(plan: Plan) -> None:
+    """Show what was composed: the option of each group and the words typed. Terminals only."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return
+    table = Table.grid(padding=(0, 2))
+    for group in ("model", "dataset", "gear", "cache", "eval", "experiment"):
+        chosen = [str(job.cfg.hydra.runtime.choices.get(group)) for job in plan.jobs]
+        names = [name for name in dict.fromkeys(chosen) if name != "None"]
+        if names:
+            table.add_row(f"[bold]{group}", ", ".join(names))
+    typed = [str(override.input_line) for override in plan.overrides]
+    if typed:
+        table.add_row("[bold]set", " ".join(typed))
+    if plan.sweep:
+        table.add_row("[bold]jobs", str(len(plan.jobs)))
+    console.print(table)

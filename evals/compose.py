@@ -1,0 +1,178 @@
+"""From the command line to typed jobs: all of a sweep are composed and checked before one runs.
+
+The jobs are the ones Hydra's basic sweeper will launch (its own splitting is used), each composed
+with Hydra's node, held against the allow-list (``evals.safety``) and converted to the dataclasses
+of ``evals.schema``. Importing this registers the schema and the resolver that conf/config.yaml
+names. No MLX, no MLflow.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from evals import overrides, safety
+from evals.names import ConfigError, check_value, conf_dir, hints, nearest, options
+from evals.record import results_root
+from evals.schema import Config
+from gear.config import GearConfig
+from gear.methods import Method, load_method
+
+CONFIG_NAME = "config"
+
+ConfigStore.instance().store(name="base_config", node=Config, provider="gear-mlx")
+OmegaConf.register_new_resolver("gear_root", lambda: str(results_root()), replace=True)
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """One job of a sweep: Hydra's config, its own node included, and ours."""
+
+    cfg: DictConfig
+    config: Config
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a command line asks for, checked; ``overrides`` include those of a sweep in YAML."""
+
+    sweep: bool
+    overrides: list[Override]
+    jobs: list[PlannedJob]
+
+    @property
+    def configs(self) -> list[Config]:
+        """Return the typed config of each job, in the order of launch."""
+        return [job.config for job in self.jobs]
+
+
+def plan(words: list[str], multirun: bool = False) -> Plan:
+    """Compose and check every job that ``words`` (Hydra's overrides) ask for.
+
+    Raises :class:`ConfigError` (or SettingError) for the first thing that cannot be used. Nothing
+    is instantiated, computed or written.
+    """
+    with initialize_config_dir(str(conf_dir()), job_name="gear-eval", version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        parser = OverridesParser.create(config_loader=loader)
+        parsed = parser.parse_overrides(words)
+        folders = [conf_dir(), *_added_folders(parsed)]
+        known = options(folders)
+        overrides.check(parsed, known)
+        master = _compose(loader, words, RunMode.MULTIRUN, folders)
+        if not (multirun or master.hydra.mode == RunMode.MULTIRUN):
+            overrides.check_single(parsed)
+            return Plan(False, parsed, [PlannedJob(master, to_config(master))])
+        inherited = [f"{key}={value}" for key, value in (master.hydra.sweeper.params or {}).items()]
+        swept = parser.parse_overrides([*inherited, *master.hydra.overrides.task])
+        overrides.check(swept, known)
+        [batch] = BasicSweeper.split_arguments(swept, max_batch_size=None)
+        common = list(master.hydra.overrides.hydra)
+        return Plan(True, swept, [_job(loader, [*common, *job], folders) for job in batch])
+
+
+def _added_folders(parsed: list[Override]) -> list[Path]:
+    """Return the folders that ``hydra.searchpath`` (``--config-dir``) adds."""
+    found = [o.value() for o in parsed if o.key_or_group == "hydra.searchpath"]
+    paths = [str(path) for value in found if isinstance(value, list) for path in value]
+    return [Path(path.removeprefix("file://")) for path in paths if not path.startswith("pkg://")]
+
+
+def _job(loader: ConfigLoader, words: list[str], folders: list[Path]) -> PlannedJob:
+    """Compose and type one job."""
+    cfg = _compose(loader, words, RunMode.RUN, folders)
+    return PlannedJob(cfg, to_config(cfg))
+
+
+def _compose(
+    loader: ConfigLoader, words: list[str], mode: RunMode, folders: list[Path]
+) -> DictConfig:
+    """Check the YAML files that ``words`` choose, compose them, check the result."""
+    try:
+        listed = loader.compute_defaults_list(CONFIG_NAME, words, mode)
+        for default in listed.defaults:
+            files = [folder / f"{default.config_path}.yaml" for folder in folders]
+            if found := next((file for file in files if file.is_file()), None):
+                safety.check_file(found, default.package or "")
+        cfg = loader.load_configuration(
+            CONFIG_NAME, words, mode, validate_sweep_overrides=mode == RunMode.RUN
+        )
+    except (HydraException, YAMLError) as error:
+        raise ConfigError(_plainly(error)) from error
+    safety.check(cfg)
+    return cfg
+
+
+def _plainly(error: Exception) -> str:
+    """Say Hydra's error without its mechanism (search paths, how to append)."""
+    text = str(error).partition("Config search path:")[0].strip()
+    if not (key := re.search(r"Could not override '([\w.]+)'", text)):
+        return f"{text}\n{str(error.__cause__ or '').partition(chr(10))[0]}".strip()
+    group, _, option = key[1].partition(".")
+    if group != "cache":
+        return f"{key[1]}: there is no such setting. Hydra's own: python run.py --cfg hydra"
+    owners = [name for name, known in overrides.method_options().items() if option in known]
+    return f"{key[1]}: not an option of this cache, but of cache={', '.join(owners)}."
+
+
+def to_config(cfg: DictConfig) -> Config:
+    """Return the typed config of one composed job.
+
+    ``cache`` stays a dict, ``{"_target_", "name", option: value…}``, each option of the type that
+    the method's dataclass gives it and ``settings`` a GearConfig. Raises :class:`ConfigError`.
+    """
+    groups: dict[str, Any] = {}
+    for name in hints(Config):
+        if name == "cache":
+            groups[name] = _cache(cfg)
+            continue
+        try:
+            node = cfg[name]
+            groups[name] = OmegaConf.to_object(node) if isinstance(node, DictConfig) else node
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{name}: {str(error).splitlines()[0]}") from error
+    return Config(**groups)
+
+
+def _cache(cfg: DictConfig) -> dict[str, Any]:
+    """Return the cache node with its options typed by the method's dataclass."""
+    node = cfg.cache
+    typed: dict[str, Any] = {}
+    known = hints(load_method(str(node.get("_target_"))))
+    for key in node:
+        option = str(key)
+        if option == "settings" and "settings" in known:
+            settings = OmegaConf.merge(OmegaConf.structured(GearConfig), node.settings)
+            typed[option] = OmegaConf.to_object(settings)
+        elif option in known or option in ("_target_", "name"):
+            check_value(f"cache.{option}", node[key], known.get(option, str))
+            typed[option] = node[key]
+        else:
+            raise ConfigError(
+                f"cache.{option}: {node.name} has no such option.{nearest(option, known)}"
+                f" Allowed: {', '.join(known) or 'none'}"
+            )
+    if not typed.get("name"):
+        raise ConfigError("cache.name: must be the option's name, as tables show it.")
+    return typed
+
+
+def make_method(config: Config) -> Method:
+    """Return the method of a typed config, its options set. Loads no MLX."""
+    fields = {k: v for k, v in config.cache.items() if k not in ("_target_", "name")}
+    return load_method(config.cache["_target_"])(**fields)
