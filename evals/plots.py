@@ -120,6 +120,7 @@ def per_layer(record: Record, samples: Sequence[Record]) -> Figure | None:
         axes[0].set_ylabel("KV cache (MiB)")
     for (side, values), colour in zip(errors.items(), COLOURS, strict=False):
         axes[-1].plot(list(values), list(values.values()), "o-", color=colour, label=side.upper())
+    if errors:
         axes[-1].set(ylabel="relative error", ylim=(0, None))
     for axis in axes:
         axis.set_xlabel("layer")

@@ -27,16 +27,10 @@ COLUMNS = (
     "method", "kv_size_pct", "stored_bytes", "accounted_bytes",
     "ppl_token", "ppl_token_low", "ppl_token_high",
     "delta_nll", "delta_nll_low", "delta_nll_high", "kl_mean", "top1_flip_rate",
-    "decode_tok_per_s", "status", "run_id",
+    "k_rel_err", "v_rel_err", "decode_tok_per_s", "status", "run_id",
     "model", "dataset", "eval", "accounting_only", "allow_uncompressed", "key",
 )  # fmt: skip
 """Columns of :func:`frame`, always these in this order. Bytes, nats, fractions, percent of fp16."""
-
-HEADINGS = (
-    "method", "KV size %", "stored", "accounted", "ppl", "ΔNLL", "KL", "flips", "tok/s", "status",
-    "run",
-)  # fmt: skip
-"""Columns of :func:`cells`: what a person reads. The last one is ``key`` where no run is known."""
 
 NOTES = {
     "*": "bytes are accounted for, not held: this method keeps its tensors dense",
@@ -53,6 +47,8 @@ _METRICS = {
     "delta_nll_high": "fidelity/delta_nll_high",
     "kl_mean": "fidelity/kl_mean",
     "top1_flip_rate": "fidelity/top1_flip_rate",
+    "k_rel_err": "reconstruction/k_rel_err",
+    "v_rel_err": "reconstruction/v_rel_err",
     "decode_tok_per_s": "speed/decode_tok_per_s",
 }
 
@@ -91,28 +87,38 @@ def _row(record: Record, name: str, view: SweepView | None) -> dict[str, Any]:
     }
 
 
-def headings(view: SweepView | None) -> tuple[str, ...]:
-    """Return :data:`HEADINGS` with the last one as :func:`cells` fills it."""
-    return HEADINGS if view else (*HEADINGS[:-1], "key")
-
-
 def cells(table: pd.DataFrame) -> list[list[str]]:
-    """Return the rows of a :func:`frame` as text under :data:`HEADINGS`; ``-`` is no value."""
+    """Return a :func:`frame` as a person reads it: headings, then a row of text each; - is empty.
+
+    Columns of reconstruction errors are there where there are any. The last column is the run, or
+    the record's key where no run is known.
+    """
+    rows = table.to_dict("records")
+    errors = any(not _missing(row["k_rel_err"]) for row in rows)
+    run = "key" if all(_missing(row["run_id"]) for row in rows) else "run"
     return [
-        [
-            row["method"] + _marks(row),
-            _number(row["kv_size_pct"], ".1f"),
-            _size(row["stored_bytes"]),
-            _size(row["accounted_bytes"]),
-            _interval(row, "ppl_token", ".2f"),
-            _interval(row, "delta_nll", "+.4f"),
-            _number(row["kl_mean"], ".4f"),
-            _number(row["top1_flip_rate"], ".1%"),
-            _number(row["decode_tok_per_s"], ".1f"),
-            row["status"],
-            (row["run_id"] or row["key"])[:8],
-        ]
-        for row in table.to_dict("records")
+        ["method", "KV size %", "stored", "accounted", "ppl", "ΔNLL", "KL", "flips"]
+        + (["K error", "V error"] if errors else [])
+        + ["tok/s", "status", run],
+        *(_cells(row, errors) for row in rows),
+    ]
+
+
+def _cells(row: dict[str, Any], errors: bool) -> list[str]:
+    """Return one row's text."""
+    return [
+        row["method"] + _marks(row),
+        _number(row["kv_size_pct"], ".1f"),
+        _size(row["stored_bytes"]),
+        _size(row["accounted_bytes"]),
+        _interval(row, "ppl_token", ".2f"),
+        _interval(row, "delta_nll", "+.4f"),
+        _number(row["kl_mean"], ".4f"),
+        _number(row["top1_flip_rate"], ".1%"),
+        *([_number(row[side], ".4f") for side in ("k_rel_err", "v_rel_err")] if errors else []),
+        _number(row["decode_tok_per_s"], ".1f"),
+        row["status"],
+        (row["key"] if _missing(row["run_id"]) else row["run_id"])[:8],
     ]
 
 
@@ -177,8 +183,9 @@ def _reason(error: dict[str, Any]) -> str:
 def markdown(records: Sequence[Record], view: SweepView | None = None) -> str:
     """Return the table, its notes and its failures as Markdown."""
     table = frame(records, view)
-    right = ["---", *["---:"] * (len(HEADINGS) - 3), "---", "---"]
-    lines = [_markdown_row(row) for row in (headings(view), right, *cells(table))]
+    headings, *rows = cells(table)
+    right = ["---", *["---:"] * (len(headings) - 3), "---", "---"]
+    lines = [_markdown_row(row) for row in (headings, right, *rows)]
     lines += [f"\n{note}" for note in notes(table)]
     failed = failures(records)
     lines += ["\nFailed:\n"] if failed else []
@@ -194,9 +201,10 @@ def _markdown_row(row: Sequence[str]) -> str:
 def latex(records: Sequence[Record], view: SweepView | None = None) -> str:
     """Return the table as a booktabs ``tabular`` that needs no other package; notes as comments."""
     table = frame(records, view)
-    body = [" & ".join(map(_latex_text, row)) + r" \\" for row in (headings(view), *cells(table))]
+    rows = cells(table)
+    body = [" & ".join(map(_latex_text, row)) + r" \\" for row in rows]
     return "\n".join([
-        r"\begin{tabular}{l" + "r" * (len(HEADINGS) - 3) + "ll}",
+        r"\begin{tabular}{l" + "r" * (len(rows[0]) - 3) + "ll}",
         r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule",
         r"\end{tabular}",
         *(f"% {note}" for note in notes(table)),
@@ -223,11 +231,12 @@ def csv(records: Sequence[Record], view: SweepView | None = None) -> str:
 
 def results_table(records: Sequence[Record], view: SweepView | None = None) -> Table:
     """Return the table for a terminal."""
+    headings, *rows = cells(frame(records, view))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, heading in enumerate(headings(view)):
-        number = 0 < index < len(HEADINGS) - 2
+    for index, heading in enumerate(headings):
+        number = 0 < index < len(headings) - 2
         table.add_column(heading, justify="right" if number else "left", overflow="fold")
-    for row in cells(frame(records, view)):
+    for row in rows:
         colour = "red" if row[-2] == "FAILED" else "green"
         table.add_row(*map(escape, row[:-2]), f"[{colour}]{row[-2]}[/]", escape(row[-1]))
     return table

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ class Sweep:
     """Record keys, in the order of the first command."""
     reused: list[str]
     """Those whose record an earlier sweep already had."""
-    argv: list[str]
-    """The command."""
+    argv: list[str] | None
+    """What followed run.py on the command line; None where no command is known."""
     experiment: str
     """MLflow experiment it is shown in."""
 
@@ -39,7 +39,7 @@ class Sweep:
         return hashlib.sha256("\n".join(sorted(self.keys)).encode()).hexdigest()
 
 
-def remember(root: Path, keys: Iterable[str], argv: list[str], experiment: str) -> Sweep:
+def remember(root: Path, keys: Iterable[str], argv: Sequence[str], experiment: str) -> Sweep:
     """Return the sweep of these keys (each counts once), writing it if it is new.
 
     OSError where the results root cannot be written.
@@ -79,6 +79,6 @@ def with_records(root: Path, experiment: str) -> list[tuple[Sweep, list[Record]]
     records = {record["key"]: record for record in store.records(root)}
     known = list(sweeps(root))
     seen = {key for sweep in known for key in sweep.keys}
-    alone = [Sweep([key], [], [], experiment) for key in records if key not in seen]
+    alone = [Sweep([key], [], None, experiment) for key in records if key not in seen]
     pairs = [(s, [records[key] for key in s.keys if key in records]) for s in (*known, *alone)]
     return [(sweep, found) for sweep, found in pairs if found]

@@ -64,6 +64,7 @@ def log_sweep(
 ) -> SweepView:
     """Show a sweep's records in MLflow and fill in the records' run ids that are still null.
 
+    ``argv`` is what followed run.py on the command line.
     TrackingError says why it cannot be (locked, read-only, not a database, unreachable, ...).
     """
     with _explained(root, tracking), _no_warnings():

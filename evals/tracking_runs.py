@@ -71,7 +71,7 @@ def sweep_run(sweep: Sweep, records: Sequence[Record]) -> RunView:
     """Return the parent's view; its parameters are the settings that all jobs share."""
     flats = [flatten(record["config"]) for record in records]
     shared = {k: v for k, v in flats[0].items() if all(flat.get(k) == v for flat in flats)}
-    command = shlex.join(sweep.argv)
+    command = "" if sweep.argv is None else shlex.join(["python", "run.py", *sweep.argv])
     tags = _tags(sweep, "sweep", records)
     tags |= {"gear.command": command, "mlflow.note.content": note(command, records)}
     groups = " · ".join(tags[f"gear.{group}"] for group in GROUPS)
@@ -151,7 +151,7 @@ def keep_diffs(root: Path, records: Sequence[Record], checkout: Path) -> None:
     if state is None or not state["dirty"]:
         return
     diff = git_diff(checkout)
-    for record in records:
+    for record in records if diff else ():
         measured_here = record["environment"].get("git") == state
         new = record["mlflow_run_id"] is None and not _diff_path(root, record).exists()
         if measured_here and new:

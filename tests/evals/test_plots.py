@@ -76,6 +76,9 @@ def test_layers_show_bytes_and_errors() -> None:
     assert [bar.get_height() for bar in kept.patches] == pytest.approx(
         [1_000_000 / 2**20] * 2 + [137_500 / 2**20] * 2
     )
+    low, high = errors.get_ylim()
+    assert low == 0.0
+    assert high > 0.5
     assert [list(line.get_ydata()) for line in errors.lines] == [pytest.approx([0.2]), [0.5]]
 
 

@@ -35,10 +35,10 @@ mlx\_quant$\dagger$ & 13.8 & 268.55 KiB & 170.90 KiB & 22.50 [18.50, 21.25] """
 )
 CSV = """\
 method,kv_size_pct,stored_bytes,accounted_bytes,ppl_token,ppl_token_low,ppl_token_high,\
-delta_nll,delta_nll_low,delta_nll_high,kl_mean,top1_flip_rate,decode_tok_per_s,status,run_id,\
+delta_nll,delta_nll_low,delta_nll_high,kl_mean,top1_flip_rate,k_rel_err,v_rel_err,decode_tok_per_s,status,run_id,\
 model,dataset,eval,accounting_only,allow_uncompressed,key
-fp16,100.0,2000000,0,20.0,18.5,21.25,,,,,,96.04,FINISHED,run0,tiny,embedded,decode,False,False,KEY0
-gear,13.75,275000,175000,22.5,18.5,21.25,0.125,0.115,0.1375,0.0625,0.0625,96.04,FINISHED,run1,\
+fp16,100.0,2000000,0,20.0,18.5,21.25,,,,,,,,96.04,FINISHED,run0,tiny,embedded,decode,False,False,KEY0
+gear,13.75,275000,175000,22.5,18.5,21.25,0.125,0.115,0.1375,0.0625,0.0625,,,96.04,FINISHED,run1,\
 tiny,embedded,decode,False,False,KEY1
 """
 
@@ -116,6 +116,14 @@ def test_a_method_that_only_accounts_for_bytes_is_marked() -> None:
     assert "| h2o* |" in text
     assert "\n* bytes are accounted for, not held" in text
     assert "†" not in text
+
+
+def test_reconstruction_errors_have_columns_where_there_are_any() -> None:
+    record = finished("gear", 0.125)
+    record["metrics"] |= {"reconstruction/k_rel_err": 0.25, "reconstruction/v_rel_err": 0.5}
+    headings, *_, rows, _ = report.markdown([record, finished("kivi", 0.125)]).splitlines()
+    assert "| flips | K error | V error | tok/s |" in headings
+    assert "| 6.2% | 0.2500 | 0.5000 | 96.0 |" in rows
 
 
 def test_a_bar_in_a_name_stays_in_its_cell() -> None:

@@ -1,17 +1,10 @@
-"""Runs in MLflow: what they hold, that nothing is logged twice, and the printed command."""
+"""Runs in MLflow: what they hold; nothing is logged twice; records alone rebuild them."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,23 +12,14 @@ from typing import Any
 import pytest
 
 from evals import record as store
-from evals import tracking, tracking_runs
 from evals.schema import TrackingConfig
 from evals.tracking import SweepView, log_sweep, sync
-from evals.tracking_store import (
-    TrackingError,
-    artifacts_uri,
-    prepare,
-    shown,
-    store_uri,
-    ui_command,
-)
+from evals.tracking_store import TrackingError, artifacts_uri, prepare, store_uri
 from gear.config import GearConfig
 from tests.evals.fake_records import commit, failed, finished, on_disk, sweep
 
 MLFLOW = TrackingConfig(name="mlflow")
-ARGV = ["run.py", "gear.rank=4,8", "-m"]
-CHECKOUT = Path(__file__).resolve().parents[2]
+ARGV = ["gear.rank=4,8", "-m"]
 
 
 def client_of(root: Path) -> Any:
@@ -137,7 +121,7 @@ def test_the_parent_shows_the_table_and_the_command(logged: Any) -> None:
     root, _, view = logged
     parent = client_of(root).get_run(view.parent_run_id)
     assert parent.info.run_name == "tiny · embedded · decode · 4 jobs"
-    assert parent.data.tags["gear.command"] == "run.py gear.rank=4,8 -m"
+    assert parent.data.tags["gear.command"] == "python run.py gear.rank=4,8 -m"
     assert "| gear (gear.rank=8) |" in parent.data.tags["mlflow.note.content"]
     assert parent.data.params["model.name"] == "tiny"
     assert "gear.rank" not in parent.data.params
@@ -149,14 +133,14 @@ def test_the_parent_shows_the_table_and_the_command(logged: Any) -> None:
 def test_the_same_sweep_in_another_order_adds_nothing(root: Path) -> None:
     before = {name: run.to_dictionary() for name, run in runs_of(root).items()}
     records = [on_disk(root, r) for r in [failed(settings=GearConfig(rank=16)), *sweep()]]
-    log_sweep(root, records, ["run.py", "another command"], MLFLOW)
+    log_sweep(root, records, ["another=command"], MLFLOW)
     assert {name: run.to_dictionary() for name, run in runs_of(root).items()} == before
 
 
 def test_another_sweep_shows_an_older_record_again(root: Path, logged: Any) -> None:
     old = on_disk(root, sweep()[0])
     (new,) = commit(root, [finished("kivi", 0.25)])
-    view = log_sweep(root, [old, new], ["run.py"], MLFLOW)
+    view = log_sweep(root, [old, new], [], MLFLOW)
     client = client_of(root)
     reused = client.get_run(view.run_ids[old["key"]])
     assert reused.info.run_id != old["mlflow_run_id"]
@@ -197,9 +181,9 @@ def test_a_run_cut_short_is_completed(root: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "log_batch", cut)
         with pytest.raises(TrackingError, match="the disk is full"):
-            log_sweep(root, records, ["run.py"], MLFLOW)
+            log_sweep(root, records, [], MLFLOW)
     assert runs_of(root)["kcvt"].info.status == "RUNNING"
-    view = log_sweep(root, records, ["run.py"], MLFLOW)
+    view = log_sweep(root, records, [], MLFLOW)
     runs = runs_of(root)
     assert len(runs) == 8
     assert runs["kcvt"].info.status == "FINISHED"
@@ -219,30 +203,23 @@ def test_numbers_that_mlflow_cannot_hold_are_left_out(root: Path) -> None:
     record = finished("kivi", 0.25)
     commit(root, [record])
     odd = {"quality/a": math.inf, "quality/b": math.nan, "quality/c, d": 1.0}
-    log_sweep(root, [{**record, "metrics": odd}], ["run.py"], MLFLOW)
+    log_sweep(root, [{**record, "metrics": odd}], [], MLFLOW)
     assert runs_of(root)["kivi"].data.metrics == {"quality/c_ d": 1.0}
 
 
 def test_long_and_many_parameters_fit(root: Path) -> None:
     many = {f"option_{i}": i for i in range(150)} | {"text": "x" * 7000}
     (record,) = commit(root, [finished("kivi", 0.25, model=many)])
-    log_sweep(root, [record], ["run.py"], MLFLOW)
+    log_sweep(root, [record], [], MLFLOW)
     params = runs_of(root)["kivi"].data.params
     assert params["model.option_149"] == "149"
     assert params["model.text"] == "x" * 6000
 
 
-def test_a_long_table_is_cut_to_whole_lines_in_the_description() -> None:
-    records = [finished("kivi", 0.25, seed=seed) for seed in range(100)]
-    text = tracking_runs.note("run.py", records)
-    assert len(text) <= 8000
-    assert text.endswith("|\n\n(cut: see table.md)\n")
-
-
 def test_a_moved_root_takes_its_files_along(root: Path, tmp_path: Path) -> None:
     moved = root.rename(tmp_path / "moved")
     records = commit(moved, [finished("kivi", 0.25)])
-    log_sweep(moved, records, ["run.py"], MLFLOW)
+    log_sweep(moved, records, [], MLFLOW)
     runs = runs_of(moved)
     assert len(runs) == 7
     assert all(run.info.artifact_uri.startswith(artifacts_uri(moved)) for run in runs.values())
@@ -275,57 +252,11 @@ def test_sync_shows_a_record_of_no_sweep_by_itself(root: Path) -> None:
     assert len(runs_of(root)) == 7
 
 
-def test_the_diff_of_a_dirty_checkout_stays_with_the_record(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
-        return subprocess.run(  # noqa: S603
-            command, cwd=tmp_path / "checkout", check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    (tmp_path / "checkout").mkdir()
-    git("init", "-q")
-    for text in ("old\n", "new\n"):
-        (tmp_path / "checkout" / "file").write_text(text, encoding="utf-8")
-        if text == "old\n":
-            git("add", "file")
-            git("commit", "-q", "-m", "first")
-    state = {"commit": git("rev-parse", "HEAD"), "dirty": True}
-    record = {**finished(), "environment": {"git": state}}
-    clean = {**finished("kivi", 0.25), "environment": {"git": {**state, "dirty": False}}}
-    commit(tmp_path, [record, clean])
-    tracking_runs.keep_diffs(tmp_path, [record, clean], tmp_path / "checkout")
-    git("checkout", "file")
-    tracking_runs.keep_diffs(tmp_path, [record, clean], tmp_path / "checkout")
-    for made, has_diff in ((record, True), (clean, False)):
-        run = tracking_runs.job_run(
-            tracking.Sweep([made["key"]], [], [], "gear"), made, "name", tmp_path, "parent"
-        )
-        (tmp_path / "out").mkdir()
-        run.write(tmp_path / "out")
-        assert (tmp_path / "out" / "git.diff").exists() == has_diff
-        assert run.tags["mlflow.source.git.commit"] == state["commit"]
-        if has_diff:
-            assert "+new" in (tmp_path / "out" / "git.diff").read_text(encoding="utf-8")
-        shutil.rmtree(tmp_path / "out")
-
-
 def test_an_experiment_that_was_deleted_says_so(root: Path, logged: Any) -> None:
     client = client_of(root)
     client.delete_experiment(client.get_experiment_by_name("gear").experiment_id)
     with pytest.raises(TrackingError, match="experiment_name='gear' was deleted"):
         log_sweep(root, [on_disk(root, record) for record in logged[1]], ARGV, MLFLOW)
-
-
-@pytest.mark.parametrize("uri", ["mlruns", "file:///tmp/mlruns", "postgresql://me:secret@db/x"])
-def test_a_store_that_is_not_supported_is_refused(uri: str, tmp_path: Path) -> None:
-    with pytest.raises(TrackingError, match="must be sqlite") as caught:
-        store_uri(tmp_path, replace(MLFLOW, uri=uri))
-    assert "secret" not in str(caught.value)
-
-
-def test_a_servers_password_is_never_shown() -> None:
-    assert shown("https://me:secret@host:5000/x") == "https://host:5000/x"
-    assert ui_command(Path(), replace(MLFLOW, uri="https://me:secret@host")) == "https://host"
 
 
 def test_a_server_that_does_not_answer_is_an_error_in_seconds(
@@ -336,57 +267,3 @@ def test_a_server_that_does_not_answer_is_an_error_in_seconds(
     with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9: .*records are safe"):
         log_sweep(tmp_path, records, ARGV, replace(MLFLOW, uri="http://127.0.0.1:9"))
     assert on_disk(tmp_path, records[0]) == records[0]
-
-
-def ask(port: int, path: str, body: Any = None, host: str | None = None) -> bytes:
-    """Return what the server answers."""
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json"} | ({"Host": host} if host else {})
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=20) as answer:
-        return answer.read()
-
-
-def test_the_printed_command_serves_the_runs_on_loopback(root: Path, logged: Any) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    script = [sys.executable, str(CHECKOUT / "scripts" / "ui.py"), "--port", str(port)]
-    environment = {**os.environ, "GEAR_MLRUNS": str(root)}
-    shown_command = subprocess.run(  # noqa: S603
-        [*script, "--print"], env=environment, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    assert shown_command == ui_command(root, MLFLOW, port)
-    server = subprocess.Popen(  # noqa: S603
-        script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert server.stdout is not None
-        answer = server.stdout.readline()
-        while answer and "MLflow is at" not in answer:
-            answer = server.stdout.readline()
-        assert f"http://127.0.0.1:{port}" in answer
-        experiment = json.loads(
-            ask(port, "/api/2.0/mlflow/experiments/get-by-name?experiment_name=gear")
-        )["experiment"]["experiment_id"]
-        found = json.loads(
-            ask(port, "/api/2.0/mlflow/runs/search", {"experiment_ids": [experiment]})
-        )["runs"]
-        assert {run["info"]["run_id"] for run in found} == {
-            logged[2].parent_run_id,
-            *logged[2].run_ids.values(),
-        }
-        run_id = logged[2].run_ids[sweep()[2]["key"]]
-        run = next(run for run in found if run["info"]["run_id"] == run_id)
-        assert {"key": "gear.rank", "value": "8"} in run["data"]["params"]
-        assert "fidelity/kl_mean" in {metric["key"] for metric in run["data"]["metrics"]}
-        text = ask(port, f"/get-artifact?run_uuid={run_id}&path=samples.jsonl")
-        assert json.loads(text) == {"document": "a", "nll": 1.5}
-        with pytest.raises(urllib.error.HTTPError, match="403"):
-            ask(port, "/api/2.0/mlflow/experiments/get?experiment_id=0", host="example.org")
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=30)
-    with socket.socket() as probe:
-        assert probe.connect_ex(("127.0.0.1", port)) != 0

@@ -42,7 +42,7 @@ def runs_of(root: Path) -> list[Any]:
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with one sweep in it: making one takes seconds, so tests copy it."""
     root = tmp_path_factory.mktemp("made")
-    log_sweep(root, commit(root, [finished("fp16")]), ["run.py"], MLFLOW)
+    log_sweep(root, commit(root, [finished("fp16")]), [], MLFLOW)
     return root / "mlflow.db"
 
 
@@ -95,7 +95,7 @@ def test_a_database_that_cannot_be_written(
     (record,) = commit(root, [finished()])
     repair = spoil(root / "mlflow.db")
     for attempt in (
-        lambda: log_sweep(root, [record], ["run.py"], MLFLOW),
+        lambda: log_sweep(root, [record], [], MLFLOW),
         lambda: sync(root, MLFLOW),
     ):
         with pytest.raises(TrackingError, match=f"{root}/mlflow.db: .*{problem}.*records are safe"):
@@ -126,7 +126,7 @@ def _jobset(root: Path) -> str:
 def test_a_deleted_database_is_made_anew(root: Path) -> None:
     (record,) = commit(root, [finished()])
     (root / "mlflow.db").unlink()
-    log_sweep(root, [record], ["run.py"], MLFLOW)
+    log_sweep(root, [record], [], MLFLOW)
     _is_filled_in_exactly_once(root, record)
     assert not [path for path in root.iterdir() if path.name.startswith(".mlflow.db")]
 
@@ -134,13 +134,13 @@ def test_a_deleted_database_is_made_anew(root: Path) -> None:
 def test_an_empty_file_is_no_database_yet(root: Path) -> None:
     (record,) = commit(root, [finished()])
     (root / "mlflow.db").write_bytes(b"")
-    log_sweep(root, [record], ["run.py"], MLFLOW)
+    log_sweep(root, [record], [], MLFLOW)
     _is_filled_in_exactly_once(root, record)
 
 
 def test_a_database_deleted_after_logging_is_filled_again(root: Path) -> None:
     (record,) = commit(root, [finished()])
-    view = log_sweep(root, [record], ["run.py"], MLFLOW)
+    view = log_sweep(root, [record], [], MLFLOW)
     (root / "mlflow.db").unlink()
     (again,) = sync(root, MLFLOW)
     assert len(runs_of(root)) == 2
@@ -155,7 +155,7 @@ def test_a_read_only_folder(root: Path) -> None:
     root.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         with pytest.raises(TrackingError, match="records are safe"):
-            log_sweep(root, [record], ["run.py"], MLFLOW)
+            log_sweep(root, [record], [], MLFLOW)
     finally:
         root.chmod(stat.S_IRWXU)
     assert on_disk(root, record) == record
@@ -173,14 +173,14 @@ def test_a_database_that_breaks_while_it_is_written(
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "set_terminated", fail)
         with pytest.raises(TrackingError, match=r"malformed.*records are safe"):
-            log_sweep(root, [record], ["run.py"], MLFLOW)
+            log_sweep(root, [record], [], MLFLOW)
     assert on_disk(root, record) == record
     _is_filled_in_exactly_once(root, record)
 
 
 def test_half_a_sweep_file_costs_the_sweep_not_the_records(root: Path) -> None:
     (record,) = commit(root, [finished()])
-    log_sweep(root, [record], ["run.py"], MLFLOW)
+    log_sweep(root, [record], [], MLFLOW)
     (path,) = (root / "sweeps").glob("*.json")
     path.write_text(path.read_text(encoding="utf-8")[:30], encoding="utf-8")
     (view,) = sync(root, MLFLOW)
@@ -192,8 +192,8 @@ def _log_one(root: Path, seed: int, barrier: Barrier) -> None:
     shared, own = finished("fp16"), finished(seed=seed)
     store.commit(root, own["key"], own)
     barrier.wait(120)
-    log_sweep(root, [shared, own], ["run.py", str(seed)], MLFLOW)
-    log_sweep(root, [shared], ["run.py"], MLFLOW)
+    log_sweep(root, [shared, own], [f"seed={seed}"], MLFLOW)
+    log_sweep(root, [shared], [], MLFLOW)
 
 
 def test_eight_processes_on_a_fresh_database(tmp_path: Path) -> None:
