@@ -58,7 +58,7 @@ def test_an_experiment_can_be_a_sweep_and_a_word_overrides_it(tmp_path: Path) ->
         ("gear.rnak=8", "Did you mean gear.rank?"),
         ("+gear.rnak=8", "Did you mean gear.rank?"),
         ("rank=8", "Did you mean gear.rank?"),
-        ("cahce=kivi", "Did you mean cache?"),
+        ("kache=kivi", "Did you mean cache?"),
         ("cache=kivvi", "Did you mean kivi? Available: fp16, gear, gear_l, kcvt, kivi"),
         ("cache=kivi,gaer", "Did you mean gear?"),
         ("experiment=smokee", "Did you mean smoke?"),
