@@ -26,7 +26,7 @@ class ModelConfig:
     revision: str | None = None
     """Hub revision; null = main, and the resolved commit is recorded."""
     dtype: str = "auto"
-    """Compute dtype: auto (float32 on the Linux CPU, else the weights'), float32, float16, bfloat16."""
+    """Compute dtype: float32, float16, bfloat16; auto = float32 on the Linux CPU, else the weights'."""
     layers: int = 2
     """tiny: number of layers."""
     heads: int = 4
@@ -54,7 +54,7 @@ class DatasetConfig:
     limit: int | None = None
     """Documents used; null = all."""
     path: str | None = None
-    """file: path of a .txt, .jsonl or .parquet file, or a folder of .txt files."""
+    """file: a .txt, .jsonl or .parquet file, or a folder of .txt; hub: one file of the repository."""
     repo: str | None = None
     """hub: dataset id."""
     config: str | None = None
@@ -88,7 +88,7 @@ class EvalConfig:
     chunk: int | None = None
     """Tokens fed per call while scoring; null = ends at block boundaries (64 without n_b)."""
     prefill: str = "exact"
-    """exact (prefill over an exact cache, then compressed at once) or streaming (through the cache)."""
+    """exact (over an exact cache, then compressed at once) or streaming (through the cache)."""
     prefill_chunk: int = 2048
     """Tokens per prefill call."""
     allow_uncompressed: bool = False

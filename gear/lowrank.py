@@ -15,7 +15,7 @@ import numpy as np
 
 _RIDGE = 1e-6  # against a unit diagonal: above the rounding noise of an fp32 Gram matrix
 _OVERSAMPLING = 4
-_SMALL_ITERATIONS = 4
+_SMALL_ITERATIONS = 3
 
 
 @lru_cache(maxsize=64)
@@ -27,28 +27,31 @@ def _start(seed: int, head_dim: int, rank: int) -> mx.array:
     return omega
 
 
-def _orthogonaliser(gram: mx.array) -> mx.array:
-    """Return C [..., r, r] with Y·C orthonormal, where ``gram`` = YᵀY has a unit diagonal.
+def _inverse_factor(gram: mx.array) -> mx.array:
+    """Return C [..., r, r] with CᵀGC = 1 for a Gram matrix G with a unit diagonal.
 
-    Gram-Schmidt in the metric of ``gram``: r steps over arrays of the whole batch. The ridge
-    keeps a direction that E does not have from dividing by its own rounding noise.
+    Elimination on [G | 1], a column a step over arrays of the whole batch: C = (D^-1/2 · L^-1)ᵀ of
+    G = LDLᵀ. The ridge keeps a direction that E does not have from dividing by rounding noise.
     """
-    eye = mx.eye(gram.shape[-1])
-    columns: list[mx.array] = []
-    for j in range(gram.shape[-1]):
-        column = mx.broadcast_to(eye[:, j : j + 1], (*gram.shape[:-1], 1))
-        for previous in columns:
-            column = column - previous * (previous.swapaxes(-1, -2) @ gram[..., j : j + 1])
-        norm = column.swapaxes(-1, -2) @ (gram @ column)
-        columns.append(column * mx.rsqrt(mx.maximum(norm, 0) + _RIDGE))
-    return mx.concatenate(columns, axis=-1)
+    rank = gram.shape[-1]
+    eye = mx.broadcast_to(mx.eye(rank), gram.shape)
+    work = mx.concatenate([gram + _RIDGE * eye, eye], axis=-1)
+    below = mx.tril(mx.ones((rank, rank)), -1)
+    for j in range(rank - 1):
+        row = work[..., j : j + 1, :]
+        factor = (
+            work[..., j : j + 1] * below[:, j : j + 1] / mx.maximum(row[..., j : j + 1], _RIDGE)
+        )
+        work = work - factor * row
+    pivots = mx.maximum((work[..., :rank] * mx.eye(rank)).sum(axis=-1, keepdims=True), _RIDGE)
+    return (work[..., rank:] * mx.rsqrt(pivots)).swapaxes(-1, -2)
 
 
-def _orthonormal(y: mx.array) -> mx.array:
-    """Orthonormalise the columns of y [..., n, r]; twice, because once squares the condition."""
-    for _ in range(2):
+def _orthonormal(y: mx.array, passes: int = 1) -> mx.array:
+    """Orthonormalise the columns of y [..., n, r]; a second pass makes up for a bad condition."""
+    for _ in range(passes):
         y = y / mx.maximum(mx.sqrt((y * y).sum(axis=-2, keepdims=True)), 1e-30)
-        y = y @ _orthogonaliser(y.swapaxes(-1, -2) @ y)
+        y = y @ _inverse_factor(y.swapaxes(-1, -2) @ y)
     return y
 
 
@@ -64,13 +67,15 @@ def _power(e: mx.array, rank: int, iterations: int, seed: int) -> tuple[mx.array
     width = min(rank + _OVERSAMPLING, *e.shape[-2:])
     q = _orthonormal(unit @ _start(seed, e.shape[-1], width))
     for _ in range(iterations):
-        q = _orthonormal(unit @ _orthonormal(transposed @ q))
+        q = _orthonormal(unit @ (transposed @ q), passes=2)
     b = q.swapaxes(-1, -2) @ unit
     if width > rank:
         small = b @ b.swapaxes(-1, -2)
-        lead = _orthonormal(small[..., :rank])
+        small = small / mx.maximum(mx.abs(small).max(axis=(-1, -2), keepdims=True), 1e-30)
+        lead = small[..., :rank]
         for _ in range(_SMALL_ITERATIONS):
-            lead = _orthonormal(small @ lead)
+            lead = small @ _orthonormal(lead, passes=2)
+        lead = _orthonormal(lead, passes=2)
         q, b = q @ lead, lead.swapaxes(-1, -2) @ b
     singular = mx.sqrt((b * b).sum(axis=-1, keepdims=True))
     root = mx.sqrt(singular * peak)

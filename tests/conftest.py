@@ -1,8 +1,13 @@
-"""Settings that every test shares."""
+"""Settings and fixtures that every test shares."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 # Before anything loads MLX, MLflow or a tokenizer: no network, no telemetry, plain output.
 os.environ.update(
@@ -13,3 +18,19 @@ os.environ.update(
 from evals.blas import load_optimised_blas
 
 load_optimised_blas()
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The bundled model and its tokenizer; absent is a skip here and a failure in CI."""
+    from evals import models
+    from evals.schema import ModelConfig
+
+    config = ModelConfig(name="smollm2", source="smollm2")
+    try:
+        info = models.describe(config, Path(tmp_path_factory.mktemp("results")))
+    except models.ModelError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    return models.load(asdict(info), "float32")

@@ -199,19 +199,6 @@ def test_the_script_is_the_module(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory):
-    """The real model, loaded; absent is a skip on a developer's machine and a failure in CI."""
-    config = ModelConfig(name="smollm2", source="smollm2")
-    try:
-        info = models.describe(config, tmp_path_factory.mktemp("results"))
-    except ModelError as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-    return models.load(asdict(info), "float32")
-
-
 @pytest.mark.model
 def test_smollm2_says_what_it_said_when_the_recipe_was_made(smollm2):
     from mlx_lm.models.cache import make_prompt_cache

@@ -35,8 +35,8 @@ def test_within_5_percent_of_the_svd(solver: str, n: int, d: int, rank: int, dec
     left, right = low_rank(mx.array(e), rank, solver=solver)
     assert left.shape == (2, 3, n, rank)
     assert right.shape == (2, 3, rank, d)
-    # eigenvectors of the fp32 Gram matrix cannot see what lies below sqrt(fp32's precision)
-    floor = (5e-4 if solver == "gram" else 2e-6) * np.linalg.norm(e, axis=(-1, -2))
+    # a Gram matrix in fp32 cannot see directions below sqrt(its precision) of the largest one
+    floor = (5e-4 if solver == "gram" else 2e-5) * np.linalg.norm(e, axis=(-1, -2))
     assert (_error(e, left, right) <= 1.05 * _best(e, rank) + floor).all()
 
 

@@ -1,0 +1,125 @@
+"""What every conf/cache/*.yaml must do, found by itself: the same contract for every method."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import save_prompt_cache
+from omegaconf import OmegaConf
+
+from evals.caches import Caches, make_caches
+from gear import GearConfig, load_prompt_cache
+from gear.methods import METHODS, load_method
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = sorted(path.stem for path in (ROOT / "conf/cache").glob("*.yaml"))
+LENGTHS = [1, 5, 33, 300]
+DTYPES = [mx.float32, mx.float16, mx.bfloat16]
+
+
+def _method(option: str) -> Any:
+    """Build the method of an option as its YAML says, GEAR's numbers at their defaults."""
+    node = _node(option)
+    fields = {k: v for k, v in node.items() if k not in ("name", "_target_", "settings")}
+    cls = load_method(node["_target_"])
+    return cls(**fields, **({"settings": GearConfig()} if cls.uses_gear else {}))
+
+
+def _node(option: str) -> dict[str, Any]:
+    node = OmegaConf.load(ROOT / f"conf/cache/{option}.yaml")
+    return OmegaConf.to_container(node, resolve=False)  # type: ignore[return-value]
+
+
+def _caches(option: str) -> Caches:
+    return make_caches(SimpleNamespace(layers=[None, None]), _method(option))
+
+
+def _kv(tokens: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
+    k, v = (mx.random.normal((1, 2, tokens, 64), key=mx.random.key(s)) for s in (1, 2))
+    return k.astype(dtype), v.astype(dtype)
+
+
+def _fill(caches: Caches, tokens: int, dtype: mx.Dtype = mx.float32) -> Caches:
+    for layer in caches.layers:
+        layer.update_and_fetch(*_kv(tokens, dtype))
+    caches.flush()
+    return caches
+
+
+def test_every_option_names_its_method_and_every_method_has_an_option() -> None:
+    by_target = {target: name for name, target in METHODS.items()}
+    found = set()
+    for option in OPTIONS:
+        node = _node(option)
+        assert node["name"] == option
+        assert load_method(node["_target_"]).name == by_target[node["_target_"]]
+        found.add(by_target[node["_target_"]])
+    assert found == set(METHODS)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_empty_cache_is_empty(option: str) -> None:
+    caches = _caches(option)
+    caches.flush()
+    size = caches.bytes()
+    assert all(layer.empty() and layer.offset == 0 for layer in caches.layers)
+    assert size["stored_bytes"] == size["held_bytes"] == size["fp16_bytes"] == 0
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_bytes_add_up_and_are_those_of_the_arrays(option: str, tokens: int) -> None:
+    size = _fill(_caches(option), tokens).bytes()
+    assert size["stored_bytes"] == size["accounted_bytes"] + size["buffer_bytes"]
+    assert sum(size["terms"].values()) == size["stored_bytes"]
+    assert size["fp16_bytes"] == 2 * 2 * 2 * 2 * tokens * 64
+    # K and V are fp32 here: exact tokens are held at twice what they count, no term at less
+    assert size["held_bytes"] >= size["stored_bytes"]
+    if tokens == 300:
+        compresses = _method(option).compresses
+        assert (size["tokens_compressed_min"] > 0) == compresses
+        assert (size["stored_bytes"] < 0.7 * size["fp16_bytes"]) == compresses
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_error_is_bounded_and_the_dtype_kept(option: str, dtype: mx.Dtype) -> None:
+    caches = _fill(_caches(option), 300, dtype)
+    for x, seen in zip(_kv(300, dtype), caches.layers[0].reconstruct(), strict=True):
+        assert seen.dtype == dtype
+        error = mx.linalg.norm((seen - x).astype(mx.float32)) / mx.linalg.norm(x.astype(mx.float32))
+        assert error.item() < (0.6 if _method(option).compresses else 1e-6)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_two_fillings_are_bit_identical(option: str) -> None:
+    one, other = _fill(_caches(option), 200), _fill(_caches(option), 200)
+    for a, b in zip(one.layers[1].reconstruct(), other.layers[1].reconstruct(), strict=True):
+        assert mx.array_equal(a, b)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_trim_deepcopy_save_and_load(option: str, tmp_path: Path) -> None:
+    caches = _fill(_caches(option), 200)
+    layer = caches.layers[0]
+    other = copy.deepcopy(layer)
+    assert layer.trim(50) == 50
+    assert (layer.offset, other.offset) == (150, 200)
+    file = str(tmp_path / "cache.safetensors")
+    save_prompt_cache(file, [layer])
+    (loaded,) = load_prompt_cache(file)
+    assert type(loaded) is type(layer)
+    for a, b in zip(loaded.reconstruct(), layer.reconstruct(), strict=True):
+        assert mx.array_equal(a, b)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_mask_spans_past_and_new_tokens(option: str) -> None:
+    layer = _fill(_caches(option), 70).layers[0]
+    assert layer.make_mask(1, return_array=False, window_size=None) is None
+    assert layer.make_mask(3, return_array=True, window_size=None).shape == (3, 73)
