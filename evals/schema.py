@@ -26,7 +26,7 @@ class ModelConfig:
     revision: str | None = None
     """Hub revision; null = main, and the resolved commit is recorded."""
     dtype: str = "auto"
-    """Compute dtype: float32, float16, bfloat16; auto = float32 on the Linux CPU, else the weights'."""
+    """Compute dtype: float32, float16, bfloat16; auto = float32 on Linux CPUs, else stored"""
     layers: int = 2
     """tiny: number of layers."""
     heads: int = 4
@@ -54,7 +54,7 @@ class DatasetConfig:
     limit: int | None = None
     """Documents used; null = all."""
     path: str | None = None
-    """file: a .txt, .jsonl or .parquet file, or a folder of .txt; hub: one file of the repository."""
+    """file: a .txt, .jsonl or .parquet file, or a folder of .txt; hub: one file of the repo."""
     repo: str | None = None
     """hub: dataset id."""
     config: str | None = None
