@@ -103,7 +103,11 @@ def load_prompt_cache(file_name: str | Path, return_metadata: bool = False) -> A
     from gear.cache import GearCache
     from gear.exact import ExactCache
     from gear.mlx_quantized import MlxQuantizedCache
+    from gear.port_cache import BatchPortCache, PortCache
 
-    ours = {c.__name__: c for c in (GearCache, BatchGearCache, ExactCache, MlxQuantizedCache)}
+    classes = (
+        GearCache, BatchGearCache, PortCache, BatchPortCache, ExactCache, MlxQuantizedCache,
+    )  # fmt: skip
+    ours = {c.__name__: c for c in classes}
     with patch.dict(vars(mlx_lm_cache), ours):
         return mlx_lm_cache.load_prompt_cache(str(file_name), return_metadata)
