@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mlx_lm.models.cache import KVCache, make_prompt_cache
-
 from gear.bytes import CacheBytes
 from gear.exact import native_bytes
+from gear.generation import fresh_caches
 from gear.methods import Method
 
 
@@ -68,8 +67,5 @@ def make_caches(model: Any, method: Method) -> Caches:
 
     Sliding-window, SSM and chunked layers keep their own cache; see `Caches.coverage`.
     """
-    native = make_prompt_cache(model)
-    covered = [i for i, cache in enumerate(native) if type(cache) is KVCache]
-    for index in covered:
-        native[index] = method.make_cache(index, len(native))
-    return Caches(native, covered)
+    layers = fresh_caches(model, method)
+    return Caches(layers, [i for i, cache in enumerate(layers) if hasattr(cache, "cache_bytes")])

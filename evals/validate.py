@@ -72,8 +72,19 @@ def check_config(config: Config) -> None:
             raise ConfigError(f"{name}={value!r}: must be above 0, or null for no limit.")
     if not 0 < config.eval.confidence < 1:
         raise ConfigError(f"eval.confidence={config.eval.confidence!r}: must be between 0 and 1.")
+    _check_attend(config)
     # The model is not read yet: its upper bound on layer numbers is checked with it.
     make_method(config).plan(max([0, *config.gear.by_layer]) + 1)
+
+
+def _check_attend(config: Config) -> None:
+    """Refuse attend=compressed where the prefill never passes through the cache."""
+    uses = make_method(config).uses_gear and config.gear.attend == "compressed"
+    if uses and config.eval.protocol != "oneshot" and config.eval.prefill != "streaming":
+        raise ConfigError(
+            "gear.attend='compressed': needs eval.prefill=streaming (or eval=oneshot). With an"
+            " exact prefill no pass sees its own tokens compressed; add eval.prefill=streaming."
+        )
 
 
 def check_plan(plan: Plan) -> list[str]:

@@ -15,7 +15,8 @@ import mlx.core as mx
 
 from gear.config import SideSettings
 from gear.pack import unpack
-from gear.quantize import spread
+from gear.precision import cast
+from gear.quantize import decode
 
 TOKEN_ARRAYS = ("codes", "scale", "zero")  # joined along tokens; all others have a block axis
 _TERM_OF = {
@@ -141,11 +142,9 @@ class Block:
     def base(self) -> mx.array:
         """Return Quant_b(X) in fp32 rows [batch, heads, count, rows, cols]."""
         s, cols = self.settings, self._cols()
-        codes = unpack(self._by_block("codes"), s.bits, cols).astype(mx.float32)
+        codes = unpack(self._by_block("codes"), s.bits, cols)
         scale, zero = self._seen("scale", s.scale_bits), self._seen("zero", s.scale_bits)
-        if s.base != "vector":  # the vector base has one per row, which broadcasts
-            scale, zero = spread(scale, s.group_size, cols), spread(zero, s.group_size, cols)
-        return codes * scale + zero
+        return decode(codes, scale, zero, 0 if s.base == "vector" else s.group_size)
 
     def low_rank(self) -> tuple[mx.array, mx.array] | None:
         """Return Lᵀ [batch, heads, count, r, tokens] and R [..., r, head_dim] in fp32, or None."""
@@ -180,5 +179,5 @@ class Block:
             rows = mx.put_along_axis(rows, index, values, axis=-1)
             if flat:
                 rows = rows.reshape(*shape[:3], self.tokens, self.head_dim)
-                return rows.reshape(*shape[:2], -1, self.head_dim).astype(dtype)
-        return self._merge(rows).astype(dtype)
+                return cast(rows.reshape(*shape[:2], -1, self.head_dim), dtype)
+        return cast(self._merge(rows), dtype)

@@ -20,9 +20,11 @@ def _words(n: int, bits: int) -> int:
     return -(-n * bits // 32)
 
 
-def _index_bytes(length: int) -> int:
-    """Bytes of the smallest unsigned type that indexes ``length`` places."""
-    return 1 if length <= 2**8 else 2 if length <= 2**16 else 4
+def _index_bytes(length: int, *, flat: bool) -> int:
+    """Bytes of the smallest unsigned type for ``length`` places; a head's flat places from 2."""
+    if length <= 2**8 and not flat:
+        return 1
+    return 2 if length <= 2**16 else 4
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def block_terms(
         lowrank = heads * (4 * r * (_words(tokens, f) + _words(head_dim, f)) + 8 * r)
     count = outlier_count(side, s, stage, tokens, head_dim)
     flat = stage == "post_lowrank"
-    index = _index_bytes(tokens * head_dim if flat else cols)
+    index = _index_bytes(tokens * head_dim if flat else cols, flat=flat)
     outliers = heads * count * (index + s.outlier_bits // 8)
     if s.outlier_bits == 8 and count:
         outliers += heads * 2 * (1 if flat else rows)

@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import _BaseCache, create_attention_mask
 
 from gear.block import Block
-from gear.bytes import CacheBytes
+from gear.bytes import CacheBytes, refuse_larger_than_fp16
 from gear.codec import compress_pair
 from gear.config import LayerSettings
 from gear.exact_tokens import ExactTokens
@@ -90,12 +90,19 @@ class GearCache(_BaseCache):
             self.segments.append(segment)
 
     def _check(self, keys: mx.array, values: mx.array) -> None:
-        """Refuse shapes that are no K and V of one call."""
+        """Refuse what is no K and V of one call."""
         if keys.ndim != 4 or values.ndim != 4 or keys.shape[:3] != values.shape[:3]:
             raise ValueError(
                 "K and V must be [batch, kv_heads, tokens, head_dim] with equal batch, heads and "
                 f"tokens; got {keys.shape} and {values.shape}."
             )
+        if not self.heads:
+            self._check_cost(keys, values)
+
+    def _check_cost(self, keys: mx.array, values: mx.array) -> None:
+        """Refuse, at the first call, blocks that would cost as much as fp16."""
+        shape = keys.shape[1], keys.shape[3], values.shape[3]
+        refuse_larger_than_fp16(self.settings, *shape, self.layer)
 
     # -- reading ---------------------------------------------------------------------------
 

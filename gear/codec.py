@@ -7,6 +7,10 @@ stored form of those before it: outliers, base, low rank of what the base leaves
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
 import mlx.core as mx
 
 from gear.block import TOKEN_ARRAYS, Block, product
@@ -15,15 +19,24 @@ from gear.errors import NonFiniteError
 from gear.lowrank import low_rank
 from gear.outliers import (
     index_dtype,
-    largest,
+    outlier_mask,
     outliers_per_end,
     outliers_per_head,
     positions,
     smallest,
 )
 from gear.pack import pack
-from gear.precision import Store, overflows, scale_needs_fp32, values_need_fp32, zero_needs_fp32
-from gear.quantize import BASES, encode, spread
+from gear.placement import on_cpu, release
+from gear.precision import (
+    Store,
+    Terms,
+    narrowed,
+    overflows,
+    scale_needs_fp32,
+    values_need_fp32,
+    zero_needs_fp32,
+)
+from gear.quantize import BASES, decode, encode
 
 
 def _store_grid(
@@ -36,7 +49,7 @@ def _store_grid(
     grid = store.add(f"{name}_grid", mx.stack([step, low], axis=-1), wide[..., None])
     step, low = grid[..., 0], grid[..., 1]
     codes = encode(x, step, low, bits)
-    return codes, codes.astype(mx.float32) * step + low
+    return codes, decode(codes, step, low)
 
 
 def _store_ranges(
@@ -65,15 +78,14 @@ def _store_factor(store: Store, name: str, rows: mx.array, bits: int) -> mx.arra
     return seen
 
 
-def _store_outliers(
-    store: Store, x: mx.array, rest: mx.array, mask: mx.array, count: int, bits: int
-) -> None:
+def _store_outliers(store: Store, rest: mx.array, mask: mx.array, count: int, bits: int) -> None:
     """Store places and values of the ``count`` marks per vector of mask [batch, heads, ..., n].
 
-    ``rest`` is what base + L·R leaves of ``x``, so that S makes those places right.
+    ``rest`` is what base + L·R leaves, so that S makes those places right.
     """
     index = positions(mask, count)
-    store.add("outlier_index", index.astype(index_dtype(mask.shape[-1])), None)
+    kind = index_dtype(mask.shape[-1], flat=mask.ndim == 3)
+    store.add("outlier_index", index.astype(kind), None)
     values = mx.take_along_axis(rest, index, axis=-1)
     if bits == 16:
         store.add("outlier_value", values, values_need_fp32(values))
@@ -100,20 +112,19 @@ def _store_base(
     group = view.shape[-1] if vector else settings.group_size
     ranges = BASES[settings.base](view, view_mask, group, settings.bits, settings.clip)
     scale, zero = _store_ranges(store, *ranges, settings.scale_bits)
-    if not vector:
-        scale, zero = spread(scale, group, cols), spread(zero, group, cols)
-    codes = encode(rows, scale, zero, settings.bits)
+    along = 0 if vector else group
+    codes = encode(rows, scale, zero, settings.bits, along)
     if mask is not None:
         codes = mx.where(mask, 0, codes)
     store.add("codes", pack(codes, settings.bits), None)
-    return rows - (codes.astype(mx.float32) * scale + zero)
+    return rows - decode(codes, scale, zero, along)
 
 
 def _store_low_rank(
     store: Store, rest: mx.array, mask: mx.array | None, side: str, settings: SideSettings,
     shared: LayerSettings, rank: int | None,
-) -> tuple[mx.array, int]:  # fmt: skip
-    """Store L·R of what the base left (0 at outliers); return what both leave, and the rank."""
+) -> mx.array:  # fmt: skip
+    """Store L·R of what the base left (0 at outliers); return what both leave."""
     e = rest if mask is None else mx.where(mask, 0, rest)
     left, right = low_rank(
         e.swapaxes(-1, -2) if side == "k" else e, rank, solver=shared.solver,
@@ -122,7 +133,46 @@ def _store_low_rank(
     )  # fmt: skip
     left = _store_factor(store, "left", left.swapaxes(-1, -2), settings.factor_bits)
     right = _store_factor(store, "right", right, settings.factor_bits)
-    return rest - product(left, right, side), left.shape[-2]
+    return rest - product(left, right, side)
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """All that the graph of a block depends on beside the tokens."""
+
+    side: str
+    settings: SideSettings
+    shared: LayerSettings
+    rank: int | None
+
+    def __call__(self, exact: mx.array) -> tuple[Terms, Terms, mx.array]:
+        """Return the terms of fp32 ``exact``, which need fp32, and whether all stayed finite."""
+        store = Store()
+        rows = exact.swapaxes(-1, -2) if self.side == "k" else exact
+        rows, s, cols = mx.contiguous(rows), self.settings, rows.shape[-1]
+        pre = self.shared.outlier_stage == "pre_quant"
+        per_end = outliers_per_end(cols, s.sparse_frac) if pre else 0
+        mask = outlier_mask(rows, per_end) if per_end else None
+        rest = _store_base(store, rows, mask, self.side, s)
+        release(rest, *store.arrays.values())
+        if self.rank != 0:
+            rest = _store_low_rank(store, rest, mask, self.side, s, self.shared, self.rank)
+        if mask is not None:
+            _store_outliers(store, rest, mask, 2 * per_end, s.outlier_bits)
+        tokens, head_dim = exact.shape[-2:]
+        count = 0 if pre else outliers_per_head(tokens, head_dim, s.sparse_frac)
+        if count:
+            flat = (rest.swapaxes(-1, -2) if self.side == "k" else rest).flatten(2)
+            # stable: of equal magnitudes the first in [tokens, head_dim] order
+            _store_outliers(store, flat, smallest(-mx.abs(flat), count), count, s.outlier_bits)
+        # what is left of a NaN or inf is NaN or inf, and so is what overflowed on the way
+        return store.arrays, store.wide, mx.isfinite(mx.abs(rest).max())
+
+
+@lru_cache(maxsize=256)
+def _compiled(recipe: _Recipe) -> Callable[[mx.array], tuple[Terms, Terms, mx.array]]:
+    """Return the recipe as one traced graph: on a GPU the launches of its small steps dominate."""
+    return mx.compile(recipe)
 
 
 def compress(
@@ -137,37 +187,19 @@ def compress(
     if x.ndim != 4 or 0 in x.shape:
         raise ValueError(f"x: must be a non-empty [batch, heads, tokens, head_dim], got {x.shape}.")
     tokens, head_dim = x.shape[-2:]
-    exact = x.astype(mx.float32)
-    rows = mx.contiguous(exact.swapaxes(-1, -2)) if side == "k" else exact
-    cols, store = rows.shape[-1], Store()
-    pre = shared.outlier_stage == "pre_quant"
-    per_end = outliers_per_end(cols, settings.sparse_frac) if pre else 0
-    mask = None
-    if per_end:
-        take_all = 2 * per_end == cols
-        mask = mx.ones_like(rows) > 0 if take_all else (
-            smallest(rows, per_end) | largest(rows, per_end)
-        )  # fmt: skip
-    rest = _store_base(store, rows, mask, side, settings)
-    finite, used = mx.isfinite(exact).all(), 0
-    if shared.solver != "power" and not finite.item():  # inf kills a LAPACK process
+    exact, recipe = x.astype(mx.float32), _Recipe(side, settings, shared, rank)
+    reference = shared.solver != "power" or rank is None
+    if reference and not mx.isfinite(mx.abs(exact).max()).item():  # inf kills a LAPACK process
         raise NonFiniteError.found(exact, side, layer)
-    if rank is None or rank > 0:
-        rest, used = _store_low_rank(store, rest, mask, side, settings, shared, rank)
-    if per_end and mask is not None:
-        _store_outliers(store, rows, rest, mask, 2 * per_end, settings.outlier_bits)
-    count = 0 if pre else outliers_per_head(tokens, head_dim, settings.sparse_frac)
-    if count:
-        flat = (rest.swapaxes(-1, -2) if side == "k" else rest).flatten(2)
-        # stable: of equal magnitudes the first in [tokens, head_dim] order
-        mask = smallest(-mx.abs(flat), count)
-        _store_outliers(store, flat, flat, mask, count, settings.outlier_bits)
-    arrays = store.finish(finite)
+    make = recipe if reference or on_cpu() else _compiled(recipe)
+    terms, wide, finite = make(exact)
     if not finite.item():
         raise NonFiniteError.found(exact, side, layer)
+    arrays = narrowed(terms, wide)
     for name in arrays:
         if name not in TOKEN_ARRAYS:
             arrays[name] = arrays[name][:, :, None]
+    used = arrays["right"].shape[3] if "right" in arrays else 0
     return Block(side, settings, tokens, head_dim, used, 1, arrays)
 
 

@@ -153,7 +153,7 @@ _SIDE_NAMES = tuple(f.name for f in fields(SideSettings))
 _SHARED_NAMES = tuple(f.name for f in fields(LayerSettings) if f.name not in ("k", "v", "n_b"))
 
 
-def _integer(name: str, value: object, low: int, high: int | None = None) -> None:
+def check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
     """Refuse anything but an int (bool excluded) within [low, high]."""
     allowed = f"an integer of at least {low}" if high is None else f"an integer in [{low}, {high}]"
     if isinstance(value, bool) or not isinstance(value, int):
@@ -162,7 +162,7 @@ def _integer(name: str, value: object, low: int, high: int | None = None) -> Non
         raise SettingError(name, value, allowed)
 
 
-def _fraction(name: str, value: object, hint: str = "") -> None:
+def check_fraction(name: str, value: object, hint: str = "") -> None:
     """Refuse anything but a finite number in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise SettingError(name, value, "a number in [0, 1]", hint)
@@ -170,7 +170,7 @@ def _fraction(name: str, value: object, hint: str = "") -> None:
         raise SettingError(name, value, "a number in [0, 1]", hint)
 
 
-def _one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
+def check_one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
     """Refuse a value that is not one of ``allowed`` (1 is not True here)."""
     if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
         raise SettingError(name, value, "one of " + ", ".join(map(str, allowed)))
@@ -178,20 +178,20 @@ def _one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
 
 def _check_side(side: SideSettings, where: str) -> None:
     """Validate one side's values; ``where`` is the prefix of the field's name in errors."""
-    _integer(f"{where}bits", side.bits, 1, 8)
-    _integer(f"{where}group_size", side.group_size, 1)
-    _one_of(f"{where}base", side.base, BASES)
+    check_integer(f"{where}bits", side.bits, 1, 8)
+    check_integer(f"{where}group_size", side.group_size, 1)
+    check_one_of(f"{where}base", side.base, BASES)
     if side.rank is not None:
-        _integer(f"{where}rank", side.rank, 0)
-    _integer(f"{where}rank_decode", side.rank_decode, 0)
-    _fraction(f"{where}sparse_frac", side.sparse_frac, "2% is written 0.02.")
-    _one_of(f"{where}factor_bits", side.factor_bits, (16, 8, 4))
-    _one_of(f"{where}outlier_bits", side.outlier_bits, (16, 8))
-    _one_of(f"{where}scale_bits", side.scale_bits, (16, 8))
-    _one_of(f"{where}clip", side.clip, (True, False))
+        check_integer(f"{where}rank", side.rank, 0)
+    check_integer(f"{where}rank_decode", side.rank_decode, 0)
+    check_fraction(f"{where}sparse_frac", side.sparse_frac, "2% is written 0.02.")
+    check_one_of(f"{where}factor_bits", side.factor_bits, (16, 8, 4))
+    check_one_of(f"{where}outlier_bits", side.outlier_bits, (16, 8))
+    check_one_of(f"{where}scale_bits", side.scale_bits, (16, 8))
+    check_one_of(f"{where}clip", side.clip, (True, False))
     if side.base == "affine_mlx":
-        _one_of(f"{where}group_size", side.group_size, (32, 64, 128))
-        _one_of(f"{where}bits", side.bits, (2, 3, 4, 5, 6, 8))
+        check_one_of(f"{where}group_size", side.group_size, (32, 64, 128))
+        check_one_of(f"{where}bits", side.bits, (2, 3, 4, 5, 6, 8))
         if side.clip or side.scale_bits != 16:
             raise SettingError(
                 f"{where}base", side.base, "grouped or vector with clip or scale_bits=8",
@@ -212,7 +212,7 @@ def _block_tokens(config: GearConfig, keys: list[SideSettings]) -> int:
     n_b = config.n_b
     if n_b is None:
         n_b = max(20 if k.base == "vector" else max(64, k.group_size) for k in keys)
-    _integer("gear.n_b", n_b, 1)
+    check_integer("gear.n_b", n_b, 1)
     for k in keys:
         if k.base != "vector" and n_b % k.group_size:
             raise SettingError(
@@ -227,20 +227,20 @@ def resolve(config: GearConfig, n_layers: int) -> list[LayerSettings]:
 
     Raises :class:`SettingError` naming the field (``gear.v.bits``), its value and what is allowed.
     """
-    _integer("gear.max_rank", config.max_rank, 1)
-    _integer("gear.iterations", config.iterations, 1)
-    _integer("gear.seed", config.seed, 0)
-    _integer("gear.n_sink", config.n_sink, 0)
-    _integer("gear.recent", config.recent, 0)
-    _fraction("gear.energy_threshold", config.energy_threshold)
-    _one_of("gear.energy", config.energy, ENERGIES)
-    _one_of("gear.solver", config.solver, SOLVERS)
-    _one_of("gear.outlier_stage", config.outlier_stage, OUTLIER_STAGES)
-    _one_of("gear.attend", config.attend, ATTENDS)
-    _one_of("gear.allow_larger_than_fp16", config.allow_larger_than_fp16, (True, False))
+    check_integer("gear.max_rank", config.max_rank, 1)
+    check_integer("gear.iterations", config.iterations, 1)
+    check_integer("gear.seed", config.seed, 0)
+    check_integer("gear.n_sink", config.n_sink, 0)
+    check_integer("gear.recent", config.recent, 0)
+    check_fraction("gear.energy_threshold", config.energy_threshold)
+    check_one_of("gear.energy", config.energy, ENERGIES)
+    check_one_of("gear.solver", config.solver, SOLVERS)
+    check_one_of("gear.outlier_stage", config.outlier_stage, OUTLIER_STAGES)
+    check_one_of("gear.attend", config.attend, ATTENDS)
+    check_one_of("gear.allow_larger_than_fp16", config.allow_larger_than_fp16, (True, False))
     _check_side(_side(config), "gear.")
     for index in config.by_layer:
-        _integer("gear.by_layer", index, 0, n_layers - 1)
+        check_integer("gear.by_layer", index, 0, n_layers - 1)
     sides = []
     for index in range(n_layers):
         layer = config.by_layer.get(index, LayerConfig())

@@ -11,9 +11,16 @@ class NonFiniteError(ValueError):
 
     def __init__(self, side: str, layer: int, head: int, count: int) -> None:
         self.side, self.layer, self.head, self.count = side, layer, head, count
+        where = f" of layer {layer}" if layer >= 0 else ""
+        if not count:
+            super().__init__(
+                f"{side.upper()}{where} spans more than fp32 can hold: must be within 1e38. If a "
+                "model made it, it overflowed before the cache: compute in float32."
+            )
+            return
         super().__init__(
-            f"{side.upper()} of layer {layer} holds {count} NaN or inf (first in head {head}): "
-            "must be finite. The model overflowed before the cache; try model.dtype=float32."
+            f"{side.upper()}{where} holds {count} NaN or inf (first in head {head}): must be "
+            "finite. If a model made it, it overflowed before the cache: compute in float32."
         )
 
     @classmethod

@@ -13,7 +13,9 @@ from functools import lru_cache
 import mlx.core as mx
 import numpy as np
 
-_RIDGE = 1e-6  # against a unit diagonal: above the rounding noise of an fp32 Gram matrix
+from gear.kernels import RIDGE, TINY, inverse_factor_kernel
+from gear.placement import on_cpu
+
 _OVERSAMPLING = 4
 _SMALL_ITERATIONS = 3
 
@@ -28,29 +30,31 @@ def _start(seed: int, head_dim: int, rank: int) -> mx.array:
 
 
 def _inverse_factor(gram: mx.array) -> mx.array:
-    """Return C [..., r, r] with CᵀGC = 1 for a Gram matrix G with a unit diagonal.
+    """Return C [..., r, r] with CᵀGC = 1 for a Gram matrix G = YᵀY of any column norms.
 
-    Elimination on [G | 1], a column a step over arrays of the whole batch: C = (D^-1/2 · L^-1)ᵀ of
-    G = LDLᵀ. The ridge keeps a direction that E does not have from dividing by rounding noise.
+    With a unit diagonal, elimination on [G | 1], a column a step over arrays of the whole batch:
+    C = (D^-1/2 · L^-1)ᵀ of G = LDLᵀ. The ridge keeps a direction that E does not have from
+    dividing by rounding noise. On a GPU one kernel does the same (kernels.py).
     """
+    if (kernel := inverse_factor_kernel(gram.shape[-1])) is not None:
+        return kernel(gram)
     rank = gram.shape[-1]
-    eye = mx.broadcast_to(mx.eye(rank), gram.shape)
-    work = mx.concatenate([gram + _RIDGE * eye, eye], axis=-1)
+    eye = mx.eye(rank)
+    unit = mx.rsqrt(mx.maximum((gram * eye).sum(axis=-1, keepdims=True), TINY))
+    start = gram * unit * unit.swapaxes(-1, -2) + RIDGE * eye
+    work = mx.concatenate([start, mx.broadcast_to(eye, gram.shape)], axis=-1)
     below = mx.tril(mx.ones((rank, rank)), -1)
     for j in range(rank - 1):
         row = work[..., j : j + 1, :]
-        factor = (
-            work[..., j : j + 1] * below[:, j : j + 1] / mx.maximum(row[..., j : j + 1], _RIDGE)
-        )
+        factor = work[..., j : j + 1] * below[:, j : j + 1] / mx.maximum(row[..., j : j + 1], RIDGE)
         work = work - factor * row
-    pivots = mx.maximum((work[..., :rank] * mx.eye(rank)).sum(axis=-1, keepdims=True), _RIDGE)
-    return (work[..., rank:] * mx.rsqrt(pivots)).swapaxes(-1, -2)
+    pivots = mx.maximum((work[..., :rank] * eye).sum(axis=-1, keepdims=True), RIDGE)
+    return (work[..., rank:] * mx.rsqrt(pivots)).swapaxes(-1, -2) * unit
 
 
 def _orthonormal(y: mx.array, passes: int = 1) -> mx.array:
     """Orthonormalise the columns of y [..., n, r]; a second pass makes up for a bad condition."""
     for _ in range(passes):
-        y = y / mx.maximum(mx.sqrt((y * y).sum(axis=-2, keepdims=True)), 1e-30)
         y = y @ _inverse_factor(y.swapaxes(-1, -2) @ y)
     return y
 
@@ -137,7 +141,7 @@ def low_rank(
     """
     most = min(e.shape[-2:])
     if solver != "power" or rank is None:
-        if mx.default_device() != mx.Device(mx.cpu, 0):
+        if not on_cpu():
             raise ValueError(
                 f"gear.solver={solver!r}, gear.rank={rank!r}: needs a factorisation that MLX runs "
                 "on the CPU only; use solver=power with a fixed rank, or device=cpu."

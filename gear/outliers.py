@@ -23,9 +23,17 @@ def outliers_per_head(tokens: int, head_dim: int, sparse_frac: float) -> int:
     return int(sparse_frac * tokens * head_dim)
 
 
-def index_dtype(length: int) -> mx.Dtype:
-    """Return the smallest unsigned dtype that indexes ``length`` places."""
-    return mx.uint8 if length <= 2**8 else mx.uint16 if length <= 2**16 else mx.uint32
+def index_dtype(length: int, *, flat: bool = False) -> mx.Dtype:
+    """Return the smallest unsigned dtype for ``length`` places; from uint16 for a flat head."""
+    if length <= 2**8 and not flat:
+        return mx.uint8
+    return mx.uint16 if length <= 2**16 else mx.uint32
+
+
+def _ordered(x: mx.array) -> mx.array:
+    """Return int32 keys in the order of fp32 ``x`` (-0 is 0): they partition twice as fast."""
+    bits = (x + 0.0).view(mx.int32)
+    return bits ^ (mx.right_shift(bits, 31) & 0x7FFFFFFF)
 
 
 def _kth_smallest(x: mx.array, k: int) -> mx.array:
@@ -38,20 +46,28 @@ def _kth_smallest(x: mx.array, k: int) -> mx.array:
 
 
 def smallest(x: mx.array, k: int) -> mx.array:
-    """Mark the ``k`` smallest entries of each vector [..., n]; among equals the first in order."""
-    edge = _kth_smallest(x, k)
-    below, ties = x < edge, x == edge
+    """Mark the ``k`` smallest entries of each fp32 vector [..., n]; among equals the first."""
+    keys = _ordered(x)
+    edge = _kth_smallest(keys, k)
+    below, ties = keys < edge, keys == edge
     room = k - below.sum(axis=-1, keepdims=True)
     return below | (ties & (mx.cumsum(ties, axis=-1) <= room))
 
 
 def largest(x: mx.array, k: int) -> mx.array:
-    """Mark the ``k`` largest entries of each vector [..., n]; among equals the last in order."""
-    n = x.shape[-1]
-    edge = _kth_smallest(x, n - k + 1)
-    above, ties = x > edge, x == edge
+    """Mark the ``k`` largest entries of each fp32 vector [..., n]; among equals the last."""
+    keys = _ordered(x)
+    edge = _kth_smallest(keys, x.shape[-1] - k + 1)
+    above, ties = keys > edge, keys == edge
     skip = ties.sum(axis=-1, keepdims=True) - (k - above.sum(axis=-1, keepdims=True))
     return above | (ties & (mx.cumsum(ties, axis=-1) > skip))
+
+
+def outlier_mask(x: mx.array, per_end: int) -> mx.array:
+    """Mark the ``per_end`` smallest and largest entries of each fp32 vector [..., n]."""
+    if 2 * per_end == x.shape[-1]:
+        return mx.ones(x.shape, dtype=mx.bool_)
+    return smallest(x, per_end) | largest(x, per_end)
 
 
 def positions(mask: mx.array, count: int) -> mx.array:

@@ -16,10 +16,17 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from gear.config import _fraction, _integer, _one_of
+from gear.config import check_fraction, check_integer, check_one_of
 from gear.errors import NonFiniteError
 from gear.outliers import positions, smallest
-from gear.precision import Store, scale_needs_fp32, values_need_fp32, zero_needs_fp32
+from gear.precision import (
+    Store,
+    cast,
+    narrowed,
+    scale_needs_fp32,
+    values_need_fp32,
+    zero_needs_fp32,
+)
 from gear.quantize import encode, min_max, spread
 
 AXES = ("channel", "token")
@@ -80,8 +87,8 @@ def _check(x: mx.array, name: str, ndim: int) -> None:
 def _check_rank(rank: int | None, energy_threshold: float) -> None:
     """Refuse settings of L·R that are out of range."""
     if rank is not None:
-        _integer("rank", rank, 0)
-    _fraction("energy_threshold", energy_threshold)
+        check_integer("rank", rank, 0)
+    check_fraction("energy_threshold", energy_threshold)
 
 
 def quantize_base(
@@ -93,9 +100,9 @@ def quantize_base(
     channels, one per token (V). Errors: ``ValueError`` naming the argument; `NonFiniteError`.
     """
     _check(x, "x", 2)
-    _integer("bits", bits, 1, 8)
-    _integer("group_size", group_size, 1)
-    _one_of("axis", axis, AXES)
+    check_integer("bits", bits, 1, 8)
+    check_integer("group_size", group_size, 1)
+    check_one_of("axis", axis, AXES)
     exact = x.astype(mx.float32)
     rows = (exact.T if axis == "channel" else exact)[None, None]  # groups along the last axis
     width, length = rows.shape[2:]
@@ -111,23 +118,17 @@ def quantize_base(
     codes = encode(rows, *across, bits)[0, 0].T.astype(mx.uint8)
     codes = mx.pad(codes, [(0, groups * group_size - length), (0, 0)])
     store.add("codes", codes.reshape(groups, group_size, width), None)
-    arrays = store.finish()
+    arrays = narrowed(store.arrays, store.wide)
     scale, zero = (arrays[name][0, 0].T[:, None, :] for name in ("scale", "zero"))
     stream = CodeStream(arrays["codes"], scale, zero, length, bits)
-    return stream, _cast(_dequantize(stream, axis), x.dtype)
-
-
-def _cast(x: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Return fp32 x in ``dtype``; its largest entries may lie a rounding step beyond: never inf."""
-    most = mx.finfo(dtype).max
-    return mx.clip(x, -most, most).astype(dtype)
+    return stream, cast(_dequantize(stream, axis), x.dtype)
 
 
 def _dequantize(stream: CodeStream, axis: str) -> mx.array:
     """Return the fp32 base [N, D] of a stream."""
     scale, zero = stream.scale.astype(mx.float32), stream.zero.astype(mx.float32)
     flat = (stream.codes.astype(mx.float32) * scale + zero).flatten(0, 1)[: stream.n_rows]
-    return _cast(flat if axis == "channel" else flat.T, mx.float32)
+    return cast(flat if axis == "channel" else flat.T, mx.float32)
 
 
 def residual(x: mx.array, base_recon: mx.array) -> mx.array:
@@ -176,7 +177,7 @@ def sparse_outliers_batched(
 ) -> tuple[mx.array | None, mx.array | None]:
     """Return places and values [BH, nnz] by head of resid [BH, N, D], as `sparse_outliers` does."""
     _check(resid, "resid", 3)
-    _fraction("frac", frac, "2% is written 0.02.")
+    check_fraction("frac", frac, "2% is written 0.02.")
     count = int(resid.shape[1] * resid.shape[2] * frac)
     if not count or not resid.size:
         return None, None
@@ -185,7 +186,7 @@ def sparse_outliers_batched(
     values = mx.take_along_axis(flat, index, axis=-1)[:, None]
     store = Store()
     store.add("values", values, values_need_fp32(values))
-    return index.astype(mx.int32), store.finish()["values"][:, 0]
+    return index.astype(mx.int32), narrowed(store.arrays, store.wide)["values"][:, 0]
 
 
 def gear_compress(
@@ -203,9 +204,9 @@ def gear_compress(
     argument; `NonFiniteError`.
     """
     _check(x, "x", 2)
-    _fraction("sparse_frac", sparse_frac, "2% is written 0.02.")
+    check_fraction("sparse_frac", sparse_frac, "2% is written 0.02.")
     _check_rank(rank, energy_threshold)
-    _one_of("base_axis", base_axis, AXES)
+    check_one_of("base_axis", base_axis, AXES)
     exact = x.astype(mx.float32)
     stream, base = quantize_base(exact, bits, group_size, base_axis)
     rest = residual(exact, base)
@@ -214,7 +215,7 @@ def gear_compress(
         store = Store()
         for name, factor in (("L", left[None, None]), ("R", right[None, None])):
             store.add(name, factor, values_need_fp32(factor))
-        factors = store.finish()
+        factors = narrowed(store.arrays, store.wide)
         left, right = factors["L"][0, 0], factors["R"][0, 0]
         rest = rest - left.astype(mx.float32) @ right.astype(mx.float32)
     index, values = sparse_outliers(rest, sparse_frac)
@@ -259,7 +260,7 @@ def gear_reconstruct_batched(
         flat = out.flatten(1)
         values = mx.take_along_axis(flat, sp_idx, axis=-1) + sp_val.astype(mx.float32)
         out = mx.put_along_axis(flat, sp_idx, values, axis=-1).reshape(out.shape)
-    return _cast(out, out_dtype)
+    return cast(out, out_dtype)
 
 
 def gear_quant_dequant(

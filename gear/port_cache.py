@@ -26,7 +26,7 @@ _FIELDS = {"codes": "bits", "scales": "group_size", "lowrank": "rank", "outliers
 """The setting that each term's bytes follow from."""
 
 
-def refuse_larger_than_fp16(settings: LayerSettings, side: str, head_dim: int) -> None:
+def refuse_port_block(settings: LayerSettings, side: str, head_dim: int) -> None:
     """Raise where a block of n_b tokens would cost fp16's bytes, naming its largest term."""
     s = settings.k if side == "k" else settings.v
     rank = settings.max_rank if s.rank is None else s.rank
@@ -89,12 +89,10 @@ class PortCache(GearCache):
         self.exact_values = exact_values
         self.errors: list[list[float]] = []  # of each K block: squared error of base, of all terms
 
-    def _check(self, keys: mx.array, values: mx.array) -> None:
-        super()._check(keys, values)
-        if not self.heads:  # the first call tells the model's real shape
-            refuse_larger_than_fp16(self.settings, "k", keys.shape[3])
-            if not self.exact_values:
-                refuse_larger_than_fp16(self.settings, "v", values.shape[3])
+    def _check_cost(self, keys: mx.array, values: mx.array) -> None:
+        refuse_port_block(self.settings, "k", keys.shape[3])
+        if not self.exact_values:
+            refuse_port_block(self.settings, "v", values.shape[3])
 
     def compress_oldest(self, n: int) -> tuple[Block, Block]:
         """Take the oldest ``n`` tokens as blocks, noting how far K is off with and without L·R, S.

@@ -15,13 +15,13 @@ from gear.config import (
     GearConfig,
     LayerSettings,
     SettingError,
-    _fraction,
-    _integer,
-    _one_of,
+    check_fraction,
+    check_integer,
+    check_one_of,
     resolve,
 )
 from gear.generation import fresh_caches
-from gear.port_cache import PortCache, refuse_larger_than_fp16
+from gear.port_cache import PortCache, refuse_port_block
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class KVCacheConfig:
 
     def __post_init__(self) -> None:
         """Check every field, and that a block costs less than fp16 at head_dim."""
-        _one_of("method", self.method, ("gear",))
-        _integer("head_dim", self.head_dim, 1)
-        _integer("gear_bits", self.gear_bits, 1, 8)
+        check_one_of("method", self.method, ("gear",))
+        check_integer("head_dim", self.head_dim, 1)
+        check_integer("gear_bits", self.gear_bits, 1, 8)
         if self.gear_rank is not None:
-            _integer("gear_rank", self.gear_rank, 0)
-        _fraction("gear_energy_threshold", self.gear_energy_threshold)
-        _fraction("gear_sparse_fraction", self.gear_sparse_fraction, "0.5% is written 0.005.")
-        _integer("gear_group_size", self.gear_group_size, 1)
-        _one_of("gear_quantize_values", self.gear_quantize_values, (True, False))
+            check_integer("gear_rank", self.gear_rank, 0)
+        check_fraction("gear_energy_threshold", self.gear_energy_threshold)
+        check_fraction("gear_sparse_fraction", self.gear_sparse_fraction, "0.5% is written 0.005.")
+        check_integer("gear_group_size", self.gear_group_size, 1)
+        check_one_of("gear_quantize_values", self.gear_quantize_values, (True, False))
         default = type(self).gear_energy_threshold
         if self.gear_rank is not None and self.gear_energy_threshold != default:
             raise SettingError(
@@ -80,7 +80,7 @@ class KVCacheConfig:
                 "Set gear_rank=None to pick the rank by energy.",
             )  # fmt: skip
         for side in ("k", "v") if self.gear_quantize_values else ("k",):
-            refuse_larger_than_fp16(self.settings(), side, self.head_dim)
+            refuse_port_block(self.settings(), side, self.head_dim)
 
     def settings(self) -> LayerSettings:
         """Return what this means in GEAR's own settings."""

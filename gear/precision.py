@@ -41,16 +41,19 @@ def values_need_fp32(values: mx.array) -> mx.array:
     return overflows(values) | _any_per_row((peak > 0) & (peak < FP16_TINY))
 
 
-class Store:
-    """The stored arrays of one block while it is made, with the width each needs.
+Terms = dict[str, mx.array]
 
-    ``add`` returns what a reader will see (fp32), ``finish`` the arrays in their final dtypes
-    after one evaluation for all the flags of the block.
+
+class Store:
+    """The stored terms of one block while its graph is built, and which of them need fp32.
+
+    ``arrays`` holds each term as a reader will see it (fp32, or integers), ``wide`` one flag for
+    every floating term. Nothing is evaluated here.
     """
 
     def __init__(self) -> None:
-        self.arrays: dict[str, mx.array] = {}
-        self._wide: dict[str, mx.array] = {}
+        self.arrays: Terms = {}
+        self.wide: Terms = {}
 
     def add(self, name: str, value: mx.array, wide: mx.array | None) -> mx.array:
         """Keep ``value`` under ``name``; ``wide`` [batch, 1, ...] says which rows need fp32.
@@ -59,15 +62,23 @@ class Store:
         """
         if wide is not None:
             value = mx.where(wide, value, value.astype(mx.float16).astype(mx.float32))
-            self._wide[name] = wide.any()
+            self.wide[name] = wide.any()
         self.arrays[name] = value
         return value
 
-    def finish(self, *extra: mx.array) -> dict[str, mx.array]:
-        """Narrow every term that fits fp16 and evaluate; ``extra`` is evaluated along."""
-        mx.eval(list(self._wide.values()), list(extra))
-        for name, wide in self._wide.items():
-            if not wide.item():
-                self.arrays[name] = self.arrays[name].astype(mx.float16)
-        mx.eval(list(self.arrays.values()))
-        return self.arrays
+
+def narrowed(arrays: Terms, wide: Terms) -> Terms:
+    """Return the terms in their final dtypes, evaluated: fp16 wherever ``wide`` does not object."""
+    mx.eval(list(arrays.values()), list(wide.values()))
+    out = {
+        name: array.astype(mx.float16) if name in wide and not wide[name].item() else array
+        for name, array in arrays.items()
+    }
+    mx.eval(list(out.values()))
+    return out
+
+
+def cast(x: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Return fp32 x in ``dtype``; its largest entries may lie a rounding step beyond: never inf."""
+    most = mx.finfo(dtype).max
+    return mx.clip(x, -most, most).astype(dtype)

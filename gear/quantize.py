@@ -15,8 +15,11 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from gear.placement import release
+
 Ranges = Callable[[mx.array, mx.array | None, int, int, bool], tuple[mx.array, mx.array]]
 
+_NO_SCALE = 1e-37  # a smaller scale has no finite inverse in fp32; its group is as good as constant
 CLIP_FACTORS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
 
 
@@ -44,30 +47,40 @@ def _range(x: mx.array, outliers: mx.array | None, group: int) -> tuple[mx.array
     return mx.where(empty, 0, low), mx.where(empty, 0, high)
 
 
-def encode(x: mx.array, scale: mx.array, zero: mx.array, bits: int) -> mx.array:
-    """Return codes (uint32) of x for a scale and zero spread to its shape; scale 0 gives code 0."""
-    steps = mx.where(scale == 0, 0, (x - zero) / mx.where(scale == 0, 1, scale))
-    return mx.clip(mx.round(steps), 0, 2**bits - 1).astype(mx.uint32)
+def encode(x: mx.array, scale: mx.array, zero: mx.array, bits: int, group: int = 0) -> mx.array:
+    """Return codes (uint32) of x by scale and zero [..., groups]; a scale of 0 gives code 0.
+
+    ``group`` = 0 means one scale a row, or scales of x's own shape, that broadcast.
+    """
+    inverse = mx.where(mx.abs(scale) < _NO_SCALE, 0, 1 / scale)
+    if group:
+        inverse, zero = (spread(a, group, x.shape[-1]) for a in (inverse, zero))
+    return mx.clip(mx.round((x - zero) * inverse), 0, 2**bits - 1).astype(mx.uint32)
+
+
+def decode(codes: mx.array, scale: mx.array, zero: mx.array, group: int = 0) -> mx.array:
+    """Return code * scale + zero in fp32, ``group`` as in `encode`."""
+    if group:
+        scale, zero = (spread(a, group, codes.shape[-1]) for a in (scale, zero))
+    return codes.astype(mx.float32) * scale + zero
 
 
 def _shrunk(
     x: mx.array, outliers: mx.array | None, group: int, bits: int, low: mx.array, high: mx.array
 ) -> tuple[mx.array, mx.array]:
     """Shrink each range about its centre by the factor of CLIP_FACTORS with least squared error."""
-    cols = x.shape[-1]
     centre, half = low / 2 + high / 2, high / 2 - low / 2
     best_error, best = None, mx.ones_like(low)
     for factor in CLIP_FACTORS:
-        scale = spread(half * (2 * factor / (2**bits - 1)), group, cols)
-        zero = spread(centre - factor * half, group, cols)
-        miss = encode(x, scale, zero, bits).astype(mx.float32) * scale + zero - x
+        scale, zero = half * (2 * factor / (2**bits - 1)), centre - factor * half
+        miss = decode(encode(x, scale, zero, bits, group), scale, zero, group) - x
         if outliers is not None:
             miss = mx.where(outliers, 0, miss)
         error = _grouped(miss * miss, group, 0).sum(axis=-1)
         better = error < (error + 1 if best_error is None else best_error)
         best = mx.where(better, factor, best)
         best_error = error if best_error is None else mx.minimum(error, best_error)
-        mx.eval(best, best_error)  # one candidate's temporaries at a time
+        release(best, best_error)  # one candidate's temporaries at a time
     return centre - best * half, centre + best * half
 
 

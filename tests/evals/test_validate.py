@@ -80,3 +80,10 @@ def test_gear_numbers_that_no_job_uses_are_a_warning() -> None:
     assert "gear.rank=8: not used by cache=fp16, mlx_quant" in warning
     assert len(check_plan(plan(["cache=fp16", "gear=gear_4bit"]))) == 1
     assert check_plan(plan(["cache=fp16,kivi", "gear.group_size=32"], multirun=True)) == []
+
+
+def test_attend_compressed_needs_a_prefill_that_passes_through_the_cache() -> None:
+    with pytest.raises(ConfigError, match=r"eval\.prefill=streaming"):
+        check_plan(plan(["gear=port_2bit"]))
+    assert check_plan(plan(["gear=port_2bit", "eval.prefill=streaming"])) == []
+    assert check_plan(plan(["gear=port_2bit", "eval=oneshot"])) == []
