@@ -30,13 +30,13 @@ from gear.placement import on_cpu, release
 from gear.precision import (
     Store,
     Terms,
+    grid_needs_fp32,
     narrowed,
-    overflows,
     scale_needs_fp32,
     values_need_fp32,
     zero_needs_fp32,
 )
-from gear.quantize import BASES, decode, encode
+from gear.quantize import BASES, decode, encode, step
 
 
 def _store_grid(
@@ -44,12 +44,12 @@ def _store_grid(
 ) -> tuple[mx.array, mx.array]:
     """Store x's grid over ``axis`` as ``name``_grid; return codes and the values they mean."""
     low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
-    step = high / (2**bits - 1) - low / (2**bits - 1)
-    wide = scale_needs_fp32(step) | overflows(low)
-    grid = store.add(f"{name}_grid", mx.stack([step, low], axis=-1), wide[..., None])
-    step, low = grid[..., 0], grid[..., 1]
-    codes = encode(x, step, low, bits)
-    return codes, decode(codes, step, low)
+    scale = step(low, high, bits)
+    wide = grid_needs_fp32(scale, low)
+    grid = store.add(f"{name}_grid", mx.stack([scale, low], axis=-1), wide[..., None])
+    scale, low = grid[..., 0], grid[..., 1]
+    codes = encode(x, scale, low, bits)
+    return codes, decode(codes, scale, low)
 
 
 def _store_ranges(

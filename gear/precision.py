@@ -35,6 +35,12 @@ def zero_needs_fp32(zero: mx.array, scale: mx.array) -> mx.array:
     return overflows(zero) | _any_per_row(moved > mx.abs(scale) / 8)
 
 
+def grid_needs_fp32(step: mx.array, low: mx.array) -> mx.array:
+    """Rule for a grid's step and low: the scale's, and no low lost that is more than a step."""
+    lost = (mx.abs(low) > step) & (mx.abs(low) < FP16_TINY)
+    return scale_needs_fp32(step) | overflows(low) | _any_per_row(lost)
+
+
 def values_need_fp32(values: mx.array) -> mx.array:
     """Rule for L, R, outlier values [batch, heads, ...]: overflow, or a head that is all tiny."""
     peak = mx.abs(values).max(axis=tuple(range(2, values.ndim)), keepdims=True)

@@ -65,6 +65,11 @@ def decode(codes: mx.array, scale: mx.array, zero: mx.array, group: int = 0) -> 
     return codes.astype(mx.float32) * scale + zero
 
 
+def step(low: mx.array, high: mx.array, bits: int) -> mx.array:
+    """Return (high - low) / (2^bits - 1); halves, because the difference itself may overflow."""
+    return (high / 2 - low / 2) / ((2**bits - 1) / 2)
+
+
 def _shrunk(
     x: mx.array, outliers: mx.array | None, group: int, bits: int, low: mx.array, high: mx.array
 ) -> tuple[mx.array, mx.array]:
@@ -91,8 +96,7 @@ def min_max(
     low, high = _range(x, outliers, group)
     if clip:
         low, high = _shrunk(x, outliers, group, bits, low, high)
-    levels = 2**bits - 1
-    return high / levels - low / levels, low  # the difference itself may overflow
+    return step(low, high, bits), low
 
 
 def affine_mlx(
