@@ -148,6 +148,7 @@ def low_rank(
                 f"gear.solver={solver!r}, gear.rank={rank!r}: needs a factorisation that MLX runs "
                 "on the CPU only; use solver=power with a fixed rank, or device=cpu."
             )
+        e = mx.where(mx.isfinite(e), e, 0)  # inf inside LAPACK ends the process; callers refuse it
         cap = min(max_rank if rank is None else rank, most)
         left, right, singular = (_svd if solver == "svd" else _gram)(e, cap)
         if rank is None:

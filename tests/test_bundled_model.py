@@ -13,7 +13,7 @@ from evals.schema import Config, DatasetConfig, EvalConfig, ModelConfig, Trackin
 from gear.config import GearConfig
 from gear.methods import METHODS
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.xdist_group("bundled")]
 
 
 def _job(protocol: str, chunk: int | None = None) -> Config:
