@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-RIDGE = 1e-6  # against a unit diagonal: above the rounding noise of an fp32 Gram matrix
 _LARGEST_RANK = 16  # a thread holds two rank x rank matrices
 
 _THREAD = {
@@ -22,35 +21,47 @@ _THREAD = {
     "cuda": "auto thread = cooperative_groups::this_grid().thread_rank();",
 }
 
-# One thread a matrix: the elimination of lowrank._inverse_factor.
+# One thread a matrix, unrolled into registers: the elimination of lowrank._inverse_factor.
 _INVERSE_FACTOR = """
     if (thread >= size[0]) return;
     float a[R * R], b[R * R];
+#pragma unroll
     for (int i = 0; i < R; ++i) {
+#pragma unroll
         for (int j = 0; j < R; ++j) {
             float g = gram[thread * R * R + i * R + j];
             a[i * R + j] = i == j ? g + ridge[0] : g;
             b[i * R + j] = i == j ? 1.0f : 0.0f;
         }
     }
+#pragma unroll
     for (int j = 0; j < R; ++j) {
         float p = a[j * R + j] > ridge[0] ? a[j * R + j] : ridge[0];
+#pragma unroll
         for (int i = j + 1; i < R; ++i) {
             float f = a[i * R + j] / p;
+#pragma unroll
             for (int c = 0; c < R; ++c) {
                 a[i * R + c] -= f * a[j * R + c];
                 b[i * R + c] -= f * b[j * R + c];
             }
         }
     }
+#pragma unroll
     for (int i = 0; i < R; ++i) {
         float p = a[i * R + i] > ridge[0] ? a[i * R + i] : ridge[0];
         float s = 1.0f / sqrt(p);
+#pragma unroll
         for (int c = 0; c < R; ++c) {
             out[thread * R * R + c * R + i] = b[i * R + c] * s;
         }
     }
 """
+
+
+def ridge_of(rank: int) -> float:
+    """Return the ridge for a unit diagonal: above what fp32 elimination over ``rank`` loses."""
+    return 2.5e-7 * rank
 
 
 def backend() -> str | None:
@@ -80,7 +91,7 @@ def _build(kind: str) -> Any:
 def _run(kind: str, gram: mx.array) -> mx.array:
     """Run the kernel on gram [..., r, r]."""
     rank, size = gram.shape[-1], gram.size // gram.shape[-1] ** 2
-    scalars = (mx.array([size], mx.uint32), mx.array([RIDGE]))
+    scalars = (mx.array([size], mx.uint32), mx.array([ridge_of(rank)]))
     (out,) = _build(kind)(
         inputs=[gram, *scalars],
         template=[("R", rank)],

@@ -13,7 +13,7 @@ from functools import lru_cache
 import mlx.core as mx
 import numpy as np
 
-from gear.kernels import RIDGE, inverse_factor_kernel
+from gear.kernels import inverse_factor_kernel, ridge_of
 from gear.placement import on_cpu
 
 _OVERSAMPLING = 4
@@ -39,14 +39,14 @@ def _inverse_factor(gram: mx.array) -> mx.array:
     if (kernel := inverse_factor_kernel(gram.shape[-1])) is not None:
         return kernel(gram)
     rank = gram.shape[-1]
-    eye = mx.eye(rank)
-    work = mx.concatenate([gram + RIDGE * eye, mx.broadcast_to(eye, gram.shape)], axis=-1)
+    eye, ridge = mx.eye(rank), ridge_of(rank)
+    work = mx.concatenate([gram + ridge * eye, mx.broadcast_to(eye, gram.shape)], axis=-1)
     below = mx.tril(mx.ones((rank, rank)), -1)
     for j in range(rank - 1):
         row = work[..., j : j + 1, :]
-        factor = work[..., j : j + 1] * below[:, j : j + 1] / mx.maximum(row[..., j : j + 1], RIDGE)
+        factor = work[..., j : j + 1] * below[:, j : j + 1] / mx.maximum(row[..., j : j + 1], ridge)
         work = work - factor * row
-    pivots = mx.maximum((work[..., :rank] * eye).sum(axis=-1, keepdims=True), RIDGE)
+    pivots = mx.maximum((work[..., :rank] * eye).sum(axis=-1, keepdims=True), ridge)
     return (work[..., rank:] * mx.rsqrt(pivots)).swapaxes(-1, -2)
 
 

@@ -15,6 +15,9 @@ os.environ.update(
     HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false", NO_COLOR="1",
 )  # fmt: skip
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; BLAS threads would fight
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from evals.blas import load_optimised_blas
 
 load_optimised_blas()
