@@ -157,6 +157,7 @@ class _Recipe:
         release(rest, *store.arrays.values())
         if self.rank != 0:
             rest = _store_low_rank(store, rest, mask, self.side, s, self.shared, self.rank)
+        release(rest, *store.arrays.values())
         if mask is not None:
             _store_outliers(store, rest, mask, 2 * per_end, s.outlier_bits)
         tokens, head_dim = exact.shape[-2:]

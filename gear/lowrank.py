@@ -62,31 +62,28 @@ def _orthonormal(y: mx.array) -> mx.array:
 
 
 def _power(e: mx.array, rank: int, iterations: int, seed: int) -> tuple[mx.array, mx.array]:
-    """Solve by block power iteration; E = 0 gives L = R = 0.
+    """Solve by block power iteration on EᵀE; E = 0 gives L = R = 0.
 
-    The block is a few columns wider than the rank; iterating on its small Gram matrix (of no
-    cost) then turns the block towards the leading singular vectors, of which ``rank`` are kept.
+    E is read twice, for EᵀE [D, D] and for L; all steps between are small. The block of right
+    vectors is a few columns wider than the rank; the same iteration on its projected Gram matrix
+    then turns it towards the leading singular vectors, of which ``rank`` are kept.
     """
-    peak = mx.maximum(mx.abs(e).max(axis=(-1, -2), keepdims=True), 1e-37)
-    unit = e / peak  # products of tiny or huge entries stay inside fp32
-    transposed = unit.swapaxes(-1, -2)
+    gram = e.swapaxes(-1, -2) @ e
+    unit = gram / mx.maximum(mx.abs(gram).max(axis=(-1, -2), keepdims=True), 1e-37)
     width = min(rank + _OVERSAMPLING, *e.shape[-2:])
-    q = _orthonormal(unit @ _start(seed, e.shape[-1], width))
-    for _ in range(iterations):
-        q = _orthonormal(unit @ (transposed @ q))
-    b = q.swapaxes(-1, -2) @ unit
+    v = _start(seed, e.shape[-1], width)
+    for _ in range(iterations + 1):
+        v = _orthonormal(unit @ v)
     if width > rank:
-        small = b @ b.swapaxes(-1, -2)
-        small = small / mx.maximum(mx.abs(small).max(axis=(-1, -2), keepdims=True), 1e-30)
+        small = v.swapaxes(-1, -2) @ (unit @ v)
         lead = small[..., :rank]
         for _ in range(_SMALL_ITERATIONS):
             lead = small @ _orthonormal(lead)
-        lead = _orthonormal(lead)
-        q, b = q @ lead, lead.swapaxes(-1, -2) @ b
-    singular = mx.sqrt((b * b).sum(axis=-1, keepdims=True))
-    root = mx.sqrt(singular * peak)
-    right = mx.where(singular > 0, b / mx.maximum(singular, 1e-30), 0) * root
-    return q * root.swapaxes(-1, -2), right
+        v = v @ _orthonormal(lead)
+    left = e @ v
+    root = mx.sqrt(mx.sqrt((left * left).sum(axis=-2, keepdims=True)))
+    left = mx.where(root > 0, left / mx.maximum(root, 1e-30), 0)
+    return left, (v * root).swapaxes(-1, -2)
 
 
 def _gram(e: mx.array, rank: int) -> tuple[mx.array, mx.array, mx.array]:

@@ -12,6 +12,8 @@ import math
 
 import mlx.core as mx
 
+from gear.placement import release
+
 
 def outliers_per_end(n: int, sparse_frac: float) -> int:
     """Return k, the outliers at each end of a vector of ``n`` entries."""
@@ -45,29 +47,35 @@ def _kth_smallest(x: mx.array, k: int) -> mx.array:
     return mx.partition(x, k - 1, axis=-1)[..., k - 1 : k]
 
 
-def smallest(x: mx.array, k: int) -> mx.array:
-    """Mark the ``k`` smallest entries of each fp32 vector [..., n]; among equals the first."""
-    keys = _ordered(x)
+def _low_end(keys: mx.array, k: int) -> mx.array:
+    """Mark the ``k`` smallest keys of each vector; among equals the first."""
     edge = _kth_smallest(keys, k)
     below, ties = keys < edge, keys == edge
     room = k - below.sum(axis=-1, keepdims=True)
     return below | (ties & (mx.cumsum(ties, axis=-1) <= room))
 
 
-def largest(x: mx.array, k: int) -> mx.array:
-    """Mark the ``k`` largest entries of each fp32 vector [..., n]; among equals the last."""
-    keys = _ordered(x)
-    edge = _kth_smallest(keys, x.shape[-1] - k + 1)
+def _high_end(keys: mx.array, k: int) -> mx.array:
+    """Mark the ``k`` largest keys of each vector; among equals the last."""
+    edge = _kth_smallest(keys, keys.shape[-1] - k + 1)
     above, ties = keys > edge, keys == edge
     skip = ties.sum(axis=-1, keepdims=True) - (k - above.sum(axis=-1, keepdims=True))
     return above | (ties & (mx.cumsum(ties, axis=-1) > skip))
+
+
+def smallest(x: mx.array, k: int) -> mx.array:
+    """Mark the ``k`` smallest entries of each fp32 vector [..., n]; among equals the first."""
+    return _low_end(_ordered(x), k)
 
 
 def outlier_mask(x: mx.array, per_end: int) -> mx.array:
     """Mark the ``per_end`` smallest and largest entries of each fp32 vector [..., n]."""
     if 2 * per_end == x.shape[-1]:
         return mx.ones(x.shape, dtype=mx.bool_)
-    return smallest(x, per_end) | largest(x, per_end)
+    keys = _ordered(x)
+    low = _low_end(keys, per_end)
+    release(low)
+    return low | _high_end(keys, per_end)
 
 
 def positions(mask: mx.array, count: int) -> mx.array:

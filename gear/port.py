@@ -27,7 +27,7 @@ from gear.precision import (
     values_need_fp32,
     zero_needs_fp32,
 )
-from gear.quantize import encode, min_max, spread
+from gear.quantize import encode, min_max
 
 AXES = ("channel", "token")
 
@@ -114,8 +114,7 @@ def quantize_base(
     store = Store()
     scale = store.add("scale", scale, scale_needs_fp32(scale))
     zero = store.add("zero", zero, zero_needs_fp32(zero, scale))
-    across = (spread(scale, group_size, length), spread(zero, group_size, length))
-    codes = encode(rows, *across, bits)[0, 0].T.astype(mx.uint8)
+    codes = encode(rows, scale, zero, bits, group_size)[0, 0].T.astype(mx.uint8)
     codes = mx.pad(codes, [(0, groups * group_size - length), (0, 0)])
     store.add("codes", codes.reshape(groups, group_size, width), None)
     arrays = narrowed(store.arrays, store.wide)

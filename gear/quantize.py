@@ -31,11 +31,6 @@ def _grouped(x: mx.array, group: int, fill: float) -> mx.array:
     return x.reshape(*x.shape[:-1], -1, group)
 
 
-def spread(per_group: mx.array, group: int, cols: int) -> mx.array:
-    """Repeat a value per group [..., groups] over its entries [..., cols]."""
-    return mx.repeat(per_group, group, axis=-1)[..., :cols]
-
-
 def _range(x: mx.array, outliers: mx.array | None, group: int) -> tuple[mx.array, mx.array]:
     """Return min and max of each group without its outliers; 0 and 0 where nothing is left."""
     inf = float("inf")
@@ -47,21 +42,26 @@ def _range(x: mx.array, outliers: mx.array | None, group: int) -> tuple[mx.array
     return mx.where(empty, 0, low), mx.where(empty, 0, high)
 
 
+def _over(per_group: mx.array, x: mx.array, group: int) -> mx.array:
+    """Return a value per group [..., groups] spread over the entries of x [..., cols]."""
+    return mx.repeat(per_group, group, axis=-1)[..., : x.shape[-1]]
+
+
 def encode(x: mx.array, scale: mx.array, zero: mx.array, bits: int, group: int = 0) -> mx.array:
     """Return codes (uint32) of x by scale and zero [..., groups]; a scale of 0 gives code 0.
 
-    ``group`` = 0 means one scale a row, or scales of x's own shape, that broadcast.
+    ``group`` = 0 means scales that broadcast to x as they are, such as one a row.
     """
     inverse = mx.where(mx.abs(scale) < _NO_SCALE, 0, 1 / scale)
     if group:
-        inverse, zero = (spread(a, group, x.shape[-1]) for a in (inverse, zero))
+        inverse, zero = _over(inverse, x, group), _over(zero, x, group)
     return mx.clip(mx.round((x - zero) * inverse), 0, 2**bits - 1).astype(mx.uint32)
 
 
 def decode(codes: mx.array, scale: mx.array, zero: mx.array, group: int = 0) -> mx.array:
     """Return code * scale + zero in fp32, ``group`` as in `encode`."""
     if group:
-        scale, zero = (spread(a, group, codes.shape[-1]) for a in (scale, zero))
+        scale, zero = _over(scale, codes, group), _over(zero, codes, group)
     return codes.astype(mx.float32) * scale + zero
 
 
@@ -113,7 +113,7 @@ def affine_mlx(
         )
     if outliers is not None:
         low, _ = _range(x, outliers, group)
-        x = mx.where(outliers, spread(low, group, x.shape[-1]), x)
+        x = mx.where(outliers, _over(low, x, group), x)
     _, scale, zero = mx.quantize(x, group_size=group, bits=bits)
     return scale, zero
 
