@@ -13,7 +13,7 @@ from functools import lru_cache
 import mlx.core as mx
 import numpy as np
 
-from gear.kernels import inverse_factor_kernel, ridge_of
+from gear import kernels
 from gear.placement import on_cpu
 
 _OVERSAMPLING = 4
@@ -29,17 +29,22 @@ def _start(seed: int, head_dim: int, rank: int) -> mx.array:
     return omega
 
 
-def _inverse_factor(gram: mx.array) -> mx.array:
-    """Return C [..., r, r] with CᵀGC = 1 for a Gram matrix G with diagonal entries of at most 1.
+def _inverse_factor(gram: mx.array, normalise: bool) -> mx.array:
+    """Return C [..., r, r] with CᵀGC = 1 for a Gram matrix G = YᵀY.
 
     Elimination on [G | 1], a column a step over arrays of the whole batch: C = (D^-1/2 · L^-1)ᵀ of
     G = LDLᵀ. The ridge keeps a direction that E does not have from dividing by rounding noise:
-    one pass lifts noise of 1e-7 to 1e-4 at most. On a GPU one kernel does the same (kernels.py).
+    one pass lifts noise of 1e-7 to 1e-4 at most. It is relative to a diagonal of at most 1, which
+    ``normalise`` makes first. On a GPU one kernel does the same.
     """
-    if (kernel := inverse_factor_kernel(gram.shape[-1])) is not None:
-        return kernel(gram)
+    if kernels.usable(gram.shape[-1]):
+        return kernels.inverse_factor(gram, normalise)
     rank = gram.shape[-1]
-    eye, ridge = mx.eye(rank), ridge_of(rank)
+    eye, ridge = mx.eye(rank), kernels.ridge_of(rank)
+    unit = mx.ones((rank, 1))
+    if normalise:
+        unit = mx.rsqrt(mx.maximum((gram * eye).sum(axis=-1, keepdims=True), 1e-30))
+        gram = gram * unit * unit.swapaxes(-1, -2)
     work = mx.concatenate([gram + ridge * eye, mx.broadcast_to(eye, gram.shape)], axis=-1)
     below = mx.tril(mx.ones((rank, rank)), -1)
     for j in range(rank - 1):
@@ -47,18 +52,27 @@ def _inverse_factor(gram: mx.array) -> mx.array:
         factor = work[..., j : j + 1] * below[:, j : j + 1] / mx.maximum(row[..., j : j + 1], ridge)
         work = work - factor * row
     pivots = mx.maximum((work[..., :rank] * eye).sum(axis=-1, keepdims=True), ridge)
-    return (work[..., rank:] * mx.rsqrt(pivots)).swapaxes(-1, -2)
+    return (work[..., rank:] * mx.rsqrt(pivots)).swapaxes(-1, -2) * unit
 
 
 def _orthonormal(y: mx.array) -> mx.array:
     """Orthonormalise the columns of y [..., n, r]; a direction that is only noise stays near 0.
 
-    Columns start at norm 1. Two passes, because one squares the condition.
+    Two passes, because one squares the condition.
     """
-    y = y * mx.rsqrt(mx.maximum((y * y).sum(axis=-2, keepdims=True), 1e-30))
-    for _ in range(2):
-        y = y @ _inverse_factor(y.swapaxes(-1, -2) @ y)
+    for normalise in (True, False):
+        y = y @ _inverse_factor(y.swapaxes(-1, -2) @ y, normalise)
     return y
+
+
+def _lead(small: mx.array, rank: int) -> mx.array:
+    """Return the ``rank`` leading directions [..., m, rank] of a small Gram matrix [..., m, m]."""
+    if kernels.usable(small.shape[-1]):
+        return kernels.lead(small, rank, _SMALL_ITERATIONS)
+    lead = small[..., :rank]
+    for _ in range(_SMALL_ITERATIONS):
+        lead = small @ _orthonormal(lead)
+    return _orthonormal(lead)
 
 
 def _power(e: mx.array, rank: int, iterations: int, seed: int) -> tuple[mx.array, mx.array]:
@@ -75,11 +89,7 @@ def _power(e: mx.array, rank: int, iterations: int, seed: int) -> tuple[mx.array
     for _ in range(iterations + 1):
         v = _orthonormal(unit @ v)
     if width > rank:
-        small = v.swapaxes(-1, -2) @ (unit @ v)
-        lead = small[..., :rank]
-        for _ in range(_SMALL_ITERATIONS):
-            lead = small @ _orthonormal(lead)
-        v = v @ _orthonormal(lead)
+        v = v @ _lead(v.swapaxes(-1, -2) @ (unit @ v), rank)
     left = e @ v
     root = mx.sqrt(mx.sqrt((left * left).sum(axis=-2, keepdims=True)))
     left = mx.where(root > 0, left / mx.maximum(root, 1e-30), 0)
