@@ -136,6 +136,9 @@ def _store_low_rank(
     return rest - product(left, right, side)
 
 
+_Graph = tuple[Terms, Terms, Terms, mx.array]
+
+
 @dataclass(frozen=True)
 class _Recipe:
     """All that the graph of a block depends on beside the tokens."""
@@ -145,8 +148,8 @@ class _Recipe:
     shared: LayerSettings
     rank: int | None
 
-    def __call__(self, exact: mx.array) -> tuple[Terms, Terms, mx.array]:
-        """Return the terms of fp32 ``exact``, which need fp32, and whether all stayed finite."""
+    def __call__(self, exact: mx.array) -> _Graph:
+        """Return the terms of fp32 ``exact``, in fp16 too, which need fp32, if all is finite."""
         store = Store()
         rows = exact.swapaxes(-1, -2) if self.side == "k" else exact
         rows, s, cols = mx.contiguous(rows), self.settings, rows.shape[-1]
@@ -167,11 +170,11 @@ class _Recipe:
             # stable: of equal magnitudes the first in [tokens, head_dim] order
             _store_outliers(store, flat, smallest(-mx.abs(flat), count), count, s.outlier_bits)
         # what is left of a NaN or inf is NaN or inf, and so is what overflowed on the way
-        return store.arrays, store.wide, mx.isfinite(mx.abs(rest).max())
+        return store.arrays, store.narrow, store.wide, mx.isfinite(mx.abs(rest).max())
 
 
 @lru_cache(maxsize=256)
-def _compiled(recipe: _Recipe) -> Callable[[mx.array], tuple[Terms, Terms, mx.array]]:
+def _compiled(recipe: _Recipe) -> Callable[[mx.array], _Graph]:
     """Return the recipe as one traced graph: on a GPU the launches of its small steps dominate."""
     return mx.compile(recipe)
 
@@ -189,11 +192,12 @@ def compress(
         raise ValueError(f"x: must be a non-empty [batch, heads, tokens, head_dim], got {x.shape}.")
     tokens, head_dim = x.shape[-2:]
     exact, recipe = x.astype(mx.float32), _Recipe(side, settings, shared, rank)
-    make = recipe if on_cpu() else _compiled(recipe)
-    terms, wide, finite = make(exact)
+    make: Callable[[mx.array], _Graph] = recipe if on_cpu() else _compiled(recipe)
+    arrays, narrow, wide, finite = make(exact)
+    mx.eval(finite, list(arrays.values()), list(narrow.values()), list(wide.values()))
+    arrays = narrowed(arrays, narrow, wide)
     if not finite.item():
         raise NonFiniteError.found(exact, side, layer)
-    arrays = narrowed(terms, wide)
     for name in arrays:
         if name not in TOKEN_ARRAYS:
             arrays[name] = arrays[name][:, :, None]

@@ -148,7 +148,6 @@ def _build(name: str, kind: str) -> Any:
 
 def _run(
     name: str,
-    kind: str,
     x: mx.array,
     shape: tuple[int, ...],
     extra: list[mx.array],

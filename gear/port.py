@@ -117,7 +117,7 @@ def quantize_base(
     codes = encode(rows, scale, zero, bits, group_size)[0, 0].T.astype(mx.uint8)
     codes = mx.pad(codes, [(0, groups * group_size - length), (0, 0)])
     store.add("codes", codes.reshape(groups, group_size, width), None)
-    arrays = narrowed(store.arrays, store.wide)
+    arrays = narrowed(store.arrays, store.narrow, store.wide)
     scale, zero = (arrays[name][0, 0].T[:, None, :] for name in ("scale", "zero"))
     stream = CodeStream(arrays["codes"], scale, zero, length, bits)
     return stream, cast(_dequantize(stream, axis), x.dtype)
@@ -185,7 +185,7 @@ def sparse_outliers_batched(
     values = mx.take_along_axis(flat, index, axis=-1)[:, None]
     store = Store()
     store.add("values", values, values_need_fp32(values))
-    return index.astype(mx.int32), narrowed(store.arrays, store.wide)["values"][:, 0]
+    return index.astype(mx.int32), narrowed(store.arrays, store.narrow, store.wide)["values"][:, 0]
 
 
 def gear_compress(
@@ -214,7 +214,7 @@ def gear_compress(
         store = Store()
         for name, factor in (("L", left[None, None]), ("R", right[None, None])):
             store.add(name, factor, values_need_fp32(factor))
-        factors = narrowed(store.arrays, store.wide)
+        factors = narrowed(store.arrays, store.narrow, store.wide)
         left, right = factors["L"][0, 0], factors["R"][0, 0]
         rest = rest - left.astype(mx.float32) @ right.astype(mx.float32)
     index, values = sparse_outliers(rest, sparse_frac)

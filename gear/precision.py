@@ -51,14 +51,15 @@ Terms = dict[str, mx.array]
 
 
 class Store:
-    """The stored terms of one block while its graph is built, and which of them need fp32.
+    """The stored terms of one block while its graph is built. Nothing is evaluated here.
 
-    ``arrays`` holds each term as a reader will see it (fp32, or integers), ``wide`` one flag for
-    every floating term. Nothing is evaluated here.
+    ``arrays`` holds each term as a reader will see it (fp32, or integers); every floating term is
+    also in ``narrow`` as fp16, and ``wide`` says whether it needs fp32 after all.
     """
 
     def __init__(self) -> None:
         self.arrays: Terms = {}
+        self.narrow: Terms = {}
         self.wide: Terms = {}
 
     def add(self, name: str, value: mx.array, wide: mx.array | None) -> mx.array:
@@ -67,21 +68,16 @@ class Store:
         ``wide=None`` keeps an integer array as it is.
         """
         if wide is not None:
-            value = mx.where(wide, value, value.astype(mx.float16).astype(mx.float32))
+            self.narrow[name] = value.astype(mx.float16)
+            value = mx.where(wide, value, self.narrow[name].astype(mx.float32))
             self.wide[name] = wide.any()
         self.arrays[name] = value
         return value
 
 
-def narrowed(arrays: Terms, wide: Terms) -> Terms:
-    """Return the terms in their final dtypes, evaluated: fp16 wherever ``wide`` does not object."""
-    mx.eval(list(arrays.values()), list(wide.values()))
-    out = {
-        name: array.astype(mx.float16) if name in wide and not wide[name].item() else array
-        for name, array in arrays.items()
-    }
-    mx.eval(list(out.values()))
-    return out
+def narrowed(arrays: Terms, narrow: Terms, wide: Terms) -> Terms:
+    """Return the terms in their final dtypes: fp16 wherever ``wide`` does not object."""
+    return {n: a if n not in wide or wide[n].item() else narrow[n] for n, a in arrays.items()}
 
 
 def cast(x: mx.array, dtype: mx.Dtype) -> mx.array:
