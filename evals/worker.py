@@ -82,6 +82,7 @@ def _run(spec: dict[str, Any], send: Send) -> dict[str, Any]:
         send({"event": "progress", "done": done, "total": total, "tokens": tokens})
 
     try:
+        os.environ.setdefault("MLX_ENABLE_TF32", "0")  # on CUDA, fp32 means fp32
         blas = load_optimised_blas()
         print(f"worker {os.getpid()}, BLAS: {blas}")
         _announce(blas, send)

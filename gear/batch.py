@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 import mlx.core as mx
 import numpy as np
@@ -168,6 +168,7 @@ class BatchGearCache(_BaseCache):
         self._pads, self._left = json.loads(state[0])
         self.rows = [GearCache.from_state(s) for s in state[1:]]
 
-    def to_quantized(self, group_size: int = 64, bits: int = 4) -> None:
-        """Refuse, as `GearCache.to_quantized` does."""
-        self.rows[0].to_quantized(group_size=group_size, bits=bits)
+    @property
+    def to_quantized(self) -> NoReturn:
+        """Refuse ``kv_bits``, as `GearCache.to_quantized` does."""
+        return self.rows[0].to_quantized

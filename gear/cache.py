@@ -204,9 +204,13 @@ class GearCache(_BaseCache):
 
         return BatchGearCache(caches)
 
-    def to_quantized(self, group_size: int = 64, bits: int = 4) -> NoReturn:
-        """Refuse: mlx-lm calls this for ``kv_bits``, which would replace GEAR."""
+    @property
+    def to_quantized(self) -> NoReturn:
+        """Refuse ``kv_bits``, which would replace GEAR.
+
+        A property, because mlx-lm looks the name up at every call but would call it only from
+        ``quantized_kv_start`` (5000) tokens on.
+        """
         raise ValueError(
-            f"kv_bits={bits}, group_size={group_size}: a GEAR cache is already compressed; "
-            "leave kv_bits unset, or set gear.bits."
+            "kv_bits: a GEAR cache is already compressed; leave kv_bits unset, or set gear.bits."
         )

@@ -248,5 +248,5 @@ def test_kv_bits_is_refused_and_mlx_lm_cannot_mistake_the_cache() -> None:
     cache = GearCache(_settings())
     assert not hasattr(cache, "bits")
     assert not hasattr(type(cache).__mro__[1], "merge")
-    with pytest.raises(ValueError, match="kv_bits=8"):
-        cache.to_quantized(group_size=64, bits=8)
+    with pytest.raises(ValueError, match="kv_bits"):
+        hasattr(cache, "to_quantized")  # what mlx-lm asks at every call

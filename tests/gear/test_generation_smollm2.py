@@ -235,11 +235,11 @@ def test_speculative(
         assert LENGTHS[2] + NEW - 2 <= caches[0].offset <= LENGTHS[2] + NEW  # rejects are gone
 
 
-@pytest.mark.parametrize("start", [0, 162])
+@pytest.mark.parametrize("start", [0, 5000])
 def test_kv_bits_is_refused(model: Any, prompts: list[list[int]], start: int) -> None:
     with (
         gear.compressed(model, gear.GearConfig()),
-        pytest.raises(ValueError, match="kv_bits=8, group_size=64: a GEAR cache is already"),
+        pytest.raises(ValueError, match="kv_bits: a GEAR cache is already"),
     ):
         mlx_lm.generate(
             model, LETTERS, prompt=prompts[0], max_tokens=8, kv_bits=8, quantized_kv_start=start
