@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any, NoReturn
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -169,6 +169,6 @@ class BatchGearCache(_BaseCache):
         self.rows = [GearCache.from_state(s) for s in state[1:]]
 
     @property
-    def to_quantized(self) -> NoReturn:
+    def to_quantized(self) -> Any:
         """Refuse ``kv_bits``, as `GearCache.to_quantized` does."""
         return self.rows[0].to_quantized

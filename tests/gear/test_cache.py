@@ -140,6 +140,20 @@ def test_trim_keeps_the_rest_as_it_is(n: int) -> None:
     assert cache.empty()
 
 
+def test_a_block_that_was_trimmed_takes_no_further_blocks() -> None:
+    kv = _kv(400)
+    cache = _feed(GearCache(_settings()), kv, [1] * 129)
+    cache.trim(31)  # the buffer's token and 30 of the second block
+    before = cache.reconstruct()
+    _feed(cache, kv, [1] * 65)
+    assert [(s.valid, s.k.count, s.grows) for s in cache.segments] == [
+        (98, 2, False),
+        (64, 1, True),
+    ]
+    for a, b in zip(cache.reconstruct(), before, strict=True):
+        assert mx.array_equal(a[:, :, :98], b)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_bytes_are_those_of_the_arrays(preset: str) -> None:
     cache = _feed(GearCache(_settings(**PRESETS[preset])), _kv(400), [300] + [1] * 100)
