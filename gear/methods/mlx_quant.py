@@ -17,7 +17,7 @@ class MlxQuant:
     """Options of mlx-lm's quantized cache."""
 
     bits: int = 4
-    """Bits per code: 2, 3, 4, 5, 6 or 8."""
+    """Bits per code: 2, 3, 4 or 8 (mlx-lm's buffers do not fit 5 and 6 at head_dim 128)."""
     group_size: int = 64
     """Channels that share a scale: 32, 64 or 128."""
 
@@ -29,7 +29,7 @@ class MlxQuant:
     def plan(self, n_layers: int) -> list[dict[str, Any]]:
         """Validate, and return the options, which are the same in every layer."""
         for name, value, allowed in (
-            ("bits", self.bits, (2, 3, 4, 5, 6, 8)),
+            ("bits", self.bits, (2, 3, 4, 8)),
             ("group_size", self.group_size, (32, 64, 128)),
         ):
             if value not in allowed:
