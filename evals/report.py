@@ -7,6 +7,7 @@ numbers (bytes, nats, fractions), so that a figure can be made from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -176,7 +177,8 @@ def _reason(error: dict[str, Any]) -> str:
     signal = f" ({error['signal']})" if error.get("signal") else ""
     message = " ".join(str(error.get("message") or "no message").split())
     log = [line.strip() for line in str(error.get("log_tail") or "").splitlines() if line.strip()]
-    last = f"; last log line: {log[-1]}" if log else ""
+    # a crash ends its log with one line of every loaded module
+    last = f"; last log line: {shorten(log[-1], 160, placeholder=' …')}" if log else ""
     return f"{error.get('type') or 'Error'}{signal}: {message}{last}"
 
 
