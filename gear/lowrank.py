@@ -55,13 +55,13 @@ def _inverse_factor(gram: mx.array, normalise: bool) -> mx.array:
     return (work[..., rank:] * mx.rsqrt(pivots)).swapaxes(-1, -2) * unit
 
 
-def _orthonormal(y: mx.array) -> mx.array:
+def _orthonormal(y: mx.array, passes: int = 2) -> mx.array:
     """Orthonormalise the columns of y [..., n, r]; a direction that is only noise stays near 0.
 
-    Two passes, because one squares the condition.
+    A second pass makes up for a bad condition, which one squares; between steps one is enough.
     """
-    for normalise in (True, False):
-        y = y @ _inverse_factor(y.swapaxes(-1, -2) @ y, normalise)
+    for i in range(passes):
+        y = y @ _inverse_factor(y.swapaxes(-1, -2) @ y, normalise=i == 0)
     return y
 
 
@@ -71,7 +71,7 @@ def _lead(small: mx.array, rank: int) -> mx.array:
         return kernels.lead(small, rank, _SMALL_ITERATIONS)
     lead = small[..., :rank]
     for _ in range(_SMALL_ITERATIONS):
-        lead = small @ _orthonormal(lead)
+        lead = small @ _orthonormal(lead, passes=1)
     return _orthonormal(lead)
 
 
@@ -86,8 +86,8 @@ def _power(e: mx.array, rank: int, iterations: int, seed: int) -> tuple[mx.array
     unit = gram / mx.maximum(mx.abs(gram).max(axis=(-1, -2), keepdims=True), 1e-37)
     width = min(rank + _OVERSAMPLING, *e.shape[-2:])
     v = _start(seed, e.shape[-1], width)
-    for _ in range(iterations + 1):
-        v = _orthonormal(unit @ v)
+    for i in range(iterations + 1):
+        v = _orthonormal(unit @ v, passes=1 if i == 0 else 2)
     if width > rank:
         v = v @ _lead(v.swapaxes(-1, -2) @ (unit @ v), rank)
     left = e @ v

@@ -47,22 +47,30 @@ def _over(per_group: mx.array, x: mx.array, group: int) -> mx.array:
     return mx.repeat(per_group, group, axis=-1)[..., : x.shape[-1]]
 
 
+def _beside(x: mx.array, group: int, *per_group: mx.array) -> tuple[mx.array, ...]:
+    """Return x and values per group in shapes that broadcast; whole groups need no copies."""
+    if not group:
+        return x, *per_group
+    if x.shape[-1] % group:
+        return x, *(_over(v, x, group) for v in per_group)
+    return x.reshape(*x.shape[:-1], -1, group), *(v[..., None] for v in per_group)
+
+
 def encode(x: mx.array, scale: mx.array, zero: mx.array, bits: int, group: int = 0) -> mx.array:
     """Return codes (uint32) of x by scale and zero [..., groups]; a scale of 0 gives code 0.
 
     ``group`` = 0 means scales that broadcast to x as they are, such as one a row.
     """
     inverse = mx.where(mx.abs(scale) < _NO_SCALE, 0, 1 / scale)
-    if group:
-        inverse, zero = _over(inverse, x, group), _over(zero, x, group)
-    return mx.clip(mx.round((x - zero) * inverse), 0, 2**bits - 1).astype(mx.uint32)
+    entries, inverse, zero = _beside(x, group, inverse, zero)
+    codes = mx.clip(mx.round((entries - zero) * inverse), 0, 2**bits - 1)
+    return codes.astype(mx.uint32).reshape(x.shape)
 
 
 def decode(codes: mx.array, scale: mx.array, zero: mx.array, group: int = 0) -> mx.array:
     """Return code * scale + zero in fp32, ``group`` as in `encode`."""
-    if group:
-        scale, zero = _over(scale, codes, group), _over(zero, codes, group)
-    return codes.astype(mx.float32) * scale + zero
+    entries, scale, zero = _beside(codes, group, scale, zero)
+    return (entries.astype(mx.float32) * scale + zero).reshape(codes.shape)
 
 
 def step(low: mx.array, high: mx.array, bits: int) -> mx.array:
