@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import mlx.core as mx
 
@@ -18,12 +19,12 @@ from gear.config import LayerSettings, SideSettings
 from gear.errors import NonFiniteError
 from gear.lowrank import low_rank
 from gear.outliers import (
+    filled,
     index_dtype,
-    outlier_mask,
+    largest_places,
+    outlier_places,
     outliers_per_end,
     outliers_per_head,
-    positions,
-    smallest,
 )
 from gear.pack import pack
 from gear.placement import on_cpu, release
@@ -63,9 +64,9 @@ def _store_ranges(
         scale = store.add("scale", scale, scale_needs_fp32(scale))
         return scale, store.add("zero", zero, zero_needs_fp32(zero, scale))
     codes, seen_scale = _store_grid(store, "scale", scale, 8, axis=-2)
-    store.add("scale", codes.astype(mx.uint8), None)
+    store.add("scale", codes, None)
     codes, seen_zero = _store_grid(store, "zero", zero, 8, axis=-2)
-    store.add("zero", codes.astype(mx.uint8), None)
+    store.add("zero", codes, None)
     return seen_scale, seen_zero
 
 
@@ -78,15 +79,14 @@ def _store_factor(store: Store, name: str, rows: mx.array, bits: int) -> mx.arra
     return seen
 
 
-def _store_outliers(store: Store, rest: mx.array, mask: mx.array, count: int, bits: int) -> None:
-    """Store places and values of the ``count`` marks per vector of mask [batch, heads, ..., n].
+def _store_outliers(store: Store, rest: mx.array, places: mx.array, bits: int) -> None:
+    """Store places [batch, heads, ..., count] of rest [batch, heads, ..., n] and what stands there.
 
     ``rest`` is what base + L·R leaves, so that S makes those places right.
     """
-    index = positions(mask, count)
-    kind = index_dtype(mask.shape[-1], flat=mask.ndim == 3)
-    store.add("outlier_index", index.astype(kind), None)
-    values = mx.take_along_axis(rest, index, axis=-1)
+    kind = index_dtype(rest.shape[-1], flat=rest.ndim == 3)
+    store.add("outlier_index", places.astype(kind), None)
+    values = mx.take_along_axis(rest, places, axis=-1)
     if bits == 16:
         store.add("outlier_value", values, values_need_fp32(values))
         return
@@ -97,35 +97,32 @@ def _store_outliers(store: Store, rest: mx.array, mask: mx.array, count: int, bi
 
 
 def _store_base(
-    store: Store, rows: mx.array, mask: mx.array | None, side: str, settings: SideSettings
+    store: Store, rows: mx.array, places: mx.array | None, side: str, settings: SideSettings
 ) -> mx.array:
     """Store codes, scales and zeros of rows; return what the base leaves, rows - base."""
     batch, heads, n_rows, cols = rows.shape
     vector = settings.base == "vector"
-    view, view_mask = rows, mask
+    view, outliers = rows, places
     if vector and side == "v":  # one group per token over the channels of all heads
-
-        def joined(a: mx.array) -> mx.array:
-            return a.swapaxes(1, 2).reshape(batch, 1, n_rows, heads * cols)
-
-        view, view_mask = joined(rows), None if mask is None else joined(mask)
+        view = rows.swapaxes(1, 2).reshape(batch, 1, n_rows, heads * cols)
+        if places is not None:
+            first = mx.arange(0, heads * cols, cols, dtype=mx.uint32)[:, None, None]
+            outliers = (places + first).swapaxes(1, 2).reshape(batch, 1, n_rows, -1)
     group = view.shape[-1] if vector else settings.group_size
-    ranges = BASES[settings.base](view, view_mask, group, settings.bits, settings.clip)
+    ranges = BASES[settings.base](view, outliers, group, settings.bits, settings.clip)
     scale, zero = _store_ranges(store, *ranges, settings.scale_bits)
     along = 0 if vector else group
-    codes = encode(rows, scale, zero, settings.bits, along)
-    if mask is not None:
-        codes = mx.where(mask, 0, codes)
+    codes = filled(encode(rows, scale, zero, settings.bits, along), places, 0)
     store.add("codes", pack(codes, settings.bits), None)
     return rows - decode(codes, scale, zero, along)
 
 
 def _store_low_rank(
-    store: Store, rest: mx.array, mask: mx.array | None, side: str, settings: SideSettings,
+    store: Store, rest: mx.array, places: mx.array | None, side: str, settings: SideSettings,
     shared: LayerSettings, rank: int | None,
 ) -> mx.array:  # fmt: skip
     """Store L·R of what the base left (0 at outliers); return what both leave."""
-    e = rest if mask is None else mx.where(mask, 0, rest)
+    e = filled(rest, places, 0)
     left, right = low_rank(
         e.swapaxes(-1, -2) if side == "k" else e, rank, solver=shared.solver,
         iterations=shared.iterations, seed=shared.seed, max_rank=shared.max_rank,
@@ -148,35 +145,40 @@ class _Recipe:
     shared: LayerSettings
     rank: int | None
 
-    def __call__(self, exact: mx.array) -> _Graph:
-        """Return the terms of fp32 ``exact``, in fp16 too, which need fp32, if all is finite."""
-        store = Store()
-        rows = exact.swapaxes(-1, -2) if self.side == "k" else exact
-        rows, s, cols = mx.contiguous(rows), self.settings, rows.shape[-1]
+    def search(self, exact: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Return fp32 ``exact`` in rows and the places of the paper's outliers in each."""
+        rows = mx.contiguous(exact.swapaxes(-1, -2) if self.side == "k" else exact)
         pre = self.shared.outlier_stage == "pre_quant"
-        per_end = outliers_per_end(cols, s.sparse_frac) if pre else 0
-        mask = outlier_mask(rows, per_end) if per_end else None
-        rest = _store_base(store, rows, mask, self.side, s)
+        per_end = outliers_per_end(rows.shape[-1], self.settings.sparse_frac) if pre else 0
+        return rows, outlier_places(rows, per_end) if per_end else None
+
+    def terms(self, rows: mx.array, places: mx.array | None) -> _Graph:
+        """Return the terms in fp32, in fp16 too, which of them need fp32, and if all is finite."""
+        store, s = Store(), self.settings
+        rest = _store_base(store, rows, places, self.side, s)
         release(rest, *store.arrays.values())
         if self.rank != 0:
-            rest = _store_low_rank(store, rest, mask, self.side, s, self.shared, self.rank)
+            rest = _store_low_rank(store, rest, places, self.side, s, self.shared, self.rank)
         release(rest, *store.arrays.values())
-        if mask is not None:
-            _store_outliers(store, rest, mask, 2 * per_end, s.outlier_bits)
-        tokens, head_dim = exact.shape[-2:]
-        count = 0 if pre else outliers_per_head(tokens, head_dim, s.sparse_frac)
+        if places is not None:
+            _store_outliers(store, rest, places, s.outlier_bits)
+        by_token = rest.swapaxes(-1, -2) if self.side == "k" else rest
+        tokens, head_dim = by_token.shape[-2:]
+        late = self.shared.outlier_stage == "post_lowrank"
+        count = outliers_per_head(tokens, head_dim, s.sparse_frac) if late else 0
         if count:
-            flat = (rest.swapaxes(-1, -2) if self.side == "k" else rest).flatten(2)
-            # stable: of equal magnitudes the first in [tokens, head_dim] order
-            _store_outliers(store, flat, smallest(-mx.abs(flat), count), count, s.outlier_bits)
+            flat = by_token.flatten(2)
+            # of equal magnitudes the first in [tokens, head_dim] order
+            _store_outliers(store, flat, largest_places(flat, count), s.outlier_bits)
         # what is left of a NaN or inf is NaN or inf, and so is what overflowed on the way
-        return store.arrays, store.narrow, store.wide, mx.isfinite(mx.abs(rest).max())
+        finite = mx.isfinite(rest.max()) & mx.isfinite(rest.min())
+        return store.arrays, store.narrow, store.wide, finite
 
 
 @lru_cache(maxsize=256)
-def _compiled(recipe: _Recipe) -> Callable[[mx.array], _Graph]:
-    """Return the recipe as one traced graph: on a GPU the launches of its small steps dominate."""
-    return mx.compile(recipe)
+def _compiled(recipe: _Recipe) -> tuple[Callable[..., Any], Callable[..., _Graph]]:
+    """Return the recipe's two graphs traced: on a GPU the launches of small steps dominate."""
+    return mx.compile(recipe.search), mx.compile(recipe.terms)
 
 
 def compress(
@@ -192,8 +194,11 @@ def compress(
         raise ValueError(f"x: must be a non-empty [batch, heads, tokens, head_dim], got {x.shape}.")
     tokens, head_dim = x.shape[-2:]
     exact, recipe = x.astype(mx.float32), _Recipe(side, settings, shared, rank)
-    make: Callable[[mx.array], _Graph] = recipe if on_cpu() else _compiled(recipe)
-    arrays, narrow, wide, finite = make(exact)
+    search, terms = (recipe.search, recipe.terms) if on_cpu() else _compiled(recipe)
+    rows, places = search(exact)
+    mx.eval(rows, places)
+    mx.synchronize()  # what the search needed is freed before the terms are made
+    arrays, narrow, wide, finite = terms(rows, places)
     mx.eval(finite, list(arrays.values()), list(narrow.values()), list(wide.values()))
     arrays = narrowed(arrays, narrow, wide)
     if not finite.item():

@@ -28,11 +28,11 @@ _THREAD = {
 # One thread a matrix: lowrank._inverse_factor, and lowrank._orthonormal on a few rows.
 _FUNCTIONS = """
 template <int R>
-FUNCTION void inverse_factor(LOCAL float* a, LOCAL float* c, float ridge, bool normalise) {
+FUNCTION void inverse_factor(LOCAL float* a, LOCAL float* c, float ridge) {
     float unit[R];
     for (int i = 0; i < R; ++i) {
         float d = a[i * R + i];
-        unit[i] = normalise ? 1.0f / sqrt(d > 1e-30f ? d : 1e-30f) : 1.0f;
+        unit[i] = 1.0f / sqrt(d > 1e-30f ? d : 1e-30f);
     }
     for (int i = 0; i < R; ++i) {
         for (int j = 0; j < R; ++j) {
@@ -59,9 +59,9 @@ FUNCTION void inverse_factor(LOCAL float* a, LOCAL float* c, float ridge, bool n
 }
 
 template <int M, int R>
-FUNCTION void orthonormal(LOCAL float* y, float ridge) {
+FUNCTION void orthonormal(LOCAL float* y, float ridge, int passes) {
     float a[R * R], c[R * R], row[R];
-    for (int pass = 0; pass < 2; ++pass) {
+    for (int pass = 0; pass < passes; ++pass) {
         for (int i = 0; i < R; ++i) {
             for (int j = 0; j < R; ++j) {
                 float sum = 0.0f;
@@ -69,7 +69,7 @@ FUNCTION void orthonormal(LOCAL float* y, float ridge) {
                 a[i * R + j] = sum;
             }
         }
-        inverse_factor<R>(a, c, ridge, pass == 0);
+        inverse_factor<R>(a, c, ridge);
         for (int m = 0; m < M; ++m) {
             for (int i = 0; i < R; ++i) {
                 row[i] = 0.0f;
@@ -85,7 +85,7 @@ _FACTOR_BODY = """
     if (thread_index >= size[0]) return;
     float a[R * R], c[R * R];
     for (int i = 0; i < R * R; ++i) a[i] = x[thread_index * R * R + i];
-    inverse_factor<R>(a, c, ridge[0], normalise[0] > 0);
+    inverse_factor<R>(a, c, ridge[0]);
     for (int i = 0; i < R; ++i) {
         for (int k = 0; k < R; ++k) out[thread_index * R * R + k * R + i] = c[i * R + k];
     }
@@ -99,7 +99,7 @@ _LEAD_BODY = """
         for (int r = 0; r < R; ++r) y[m * R + r] = s[m * M + r];
     }
     for (int step = 0; step < STEPS; ++step) {
-        orthonormal<M, R>(y, ridge[0]);
+        orthonormal<M, R>(y, ridge[0], 1);
         for (int m = 0; m < M; ++m) {
             for (int r = 0; r < R; ++r) {
                 t[m * R + r] = 0.0f;
@@ -108,12 +108,12 @@ _LEAD_BODY = """
         }
         for (int i = 0; i < M * R; ++i) y[i] = t[i];
     }
-    orthonormal<M, R>(y, ridge[0]);
+    orthonormal<M, R>(y, ridge[0], 2);
     for (int i = 0; i < M * R; ++i) out[thread_index * M * R + i] = y[i];
 """
 
 _BODIES = {
-    "inverse_factor": (_FACTOR_BODY, ["x", "size", "ridge", "normalise"]),
+    "inverse_factor": (_FACTOR_BODY, ["x", "size", "ridge"]),
     "lead": (_LEAD_BODY, ["x", "size", "ridge"]),
 }
 
@@ -146,18 +146,12 @@ def _build(name: str, kind: str) -> Any:
     )
 
 
-def _run(
-    name: str,
-    x: mx.array,
-    shape: tuple[int, ...],
-    extra: list[mx.array],
-    **template: int,
-) -> mx.array:
+def _run(name: str, x: mx.array, shape: tuple[int, ...], **template: int) -> mx.array:
     """Run one thread for each matrix of x [..., n, n]; the result has ``shape``."""
     size = x.size // x.shape[-1] ** 2
     rank = template["R"]
     (out,) = _build(name, str(backend()))(
-        inputs=[x, mx.array([size], mx.uint32), mx.array([ridge_of(rank)]), *extra],
+        inputs=[x, mx.array([size], mx.uint32), mx.array([ridge_of(rank)])],
         template=list(template.items()),
         grid=(size, 1, 1),
         threadgroup=(min(size, 32), 1, 1),
@@ -167,17 +161,16 @@ def _run(
     return out
 
 
-def inverse_factor(gram: mx.array, normalise: bool) -> mx.array:
+def inverse_factor(gram: mx.array) -> mx.array:
     """Run lowrank._inverse_factor's kernel on gram [..., r, r] (`usable` first)."""
-    flag = [mx.array([int(normalise)], mx.int32)]
-    return _run("inverse_factor", gram, gram.shape, flag, R=gram.shape[-1])
+    return _run("inverse_factor", gram, gram.shape, R=gram.shape[-1])
 
 
 def lead(small: mx.array, rank: int, steps: int) -> mx.array:
     """Run lowrank._lead's kernel on small [..., m, m]; returns [..., m, rank] (`usable` first)."""
     shape = (*small.shape[:-1], rank)
     sizes = {"M": small.shape[-1], "R": rank, "STEPS": steps}
-    return _run("lead", small, shape, [], **sizes)
+    return _run("lead", small, shape, **sizes)
 
 
 @lru_cache(maxsize=8)
@@ -187,12 +180,13 @@ def _trusted(kind: str) -> bool:
     y /= np.linalg.norm(y, axis=-2, keepdims=True)
     gram = y.swapaxes(-1, -2) @ y
     try:
-        factors = [np.array(inverse_factor(mx.array(gram), flag)) for flag in (True, False)]
+        factor = np.array(inverse_factor(mx.array(gram)))
         found = np.array(lead(mx.array(gram), 3, 50))
     except (RuntimeError, ValueError) as error:
         problem = str(error).splitlines()[0]
     else:
-        errors = [np.abs((y @ c).swapaxes(-1, -2) @ (y @ c) - np.eye(8)).max() for c in factors]
+        q = y @ factor
+        errors = [np.abs(q.swapaxes(-1, -2) @ q - np.eye(8)).max()]
         best = np.linalg.eigh(gram)[1][..., -3:]
         errors.append(np.abs(found @ found.swapaxes(-1, -2) - best @ best.swapaxes(-1, -2)).max())
         if max(errors) < 1e-2:

@@ -29,28 +29,34 @@ def _start(seed: int, head_dim: int, rank: int) -> mx.array:
     return omega
 
 
-def _inverse_factor(gram: mx.array, normalise: bool) -> mx.array:
+@lru_cache(maxsize=32)
+def _constants(rank: int) -> tuple[mx.array, mx.array]:
+    """Return 1 [r, r] and what pivot j is held above by: the ridge below row j, inf elsewhere."""
+    floor = np.where(np.tri(rank, k=-1).T > 0, kernels.ridge_of(rank), np.inf)
+    eye, floors = mx.eye(rank), mx.array(floor[..., None], mx.float32)
+    mx.eval(eye, floors)
+    return eye, floors
+
+
+def _inverse_factor(gram: mx.array) -> mx.array:
     """Return C [..., r, r] with CᵀGC = 1 for a Gram matrix G = YᵀY.
 
     Elimination on [G | 1], a column a step over arrays of the whole batch: C = (D^-1/2 · L^-1)ᵀ of
     G = LDLᵀ. The ridge keeps a direction that E does not have from dividing by rounding noise:
-    one pass lifts noise of 1e-7 to 1e-4 at most. It is relative to a diagonal of at most 1, which
-    ``normalise`` makes first. On a GPU one kernel does the same.
+    one pass lifts noise of 1e-7 to 1e-4 at most. It is relative to a diagonal of 1, made first.
+    On a GPU one kernel does the same.
     """
     if kernels.usable(gram.shape[-1]):
-        return kernels.inverse_factor(gram, normalise)
-    rank = gram.shape[-1]
-    eye, ridge = mx.eye(rank), kernels.ridge_of(rank)
-    unit = mx.ones((rank, 1))
-    if normalise:
-        unit = mx.rsqrt(mx.maximum((gram * eye).sum(axis=-1, keepdims=True), 1e-30))
-        gram = gram * unit * unit.swapaxes(-1, -2)
+        return kernels.inverse_factor(gram)
+    rank, (eye, floors) = gram.shape[-1], _constants(gram.shape[-1])
+    ridge = kernels.ridge_of(rank)
+    unit = mx.rsqrt(mx.maximum((gram * eye).sum(axis=-1, keepdims=True), 1e-30))
+    gram = gram * unit * unit.swapaxes(-1, -2)
     work = mx.concatenate([gram + ridge * eye, mx.broadcast_to(eye, gram.shape)], axis=-1)
-    below = mx.tril(mx.ones((rank, rank)), -1)
     for j in range(rank - 1):
-        row = work[..., j : j + 1, :]
-        factor = work[..., j : j + 1] * below[:, j : j + 1] / mx.maximum(row[..., j : j + 1], ridge)
-        work = work - factor * row
+        row, column = work[..., j : j + 1, :], work[..., j : j + 1]
+        # rows up to j divide by inf: they stay as they are
+        work = work - column / mx.maximum(column[..., j : j + 1, :], floors[j]) * row
     pivots = mx.maximum((work[..., :rank] * eye).sum(axis=-1, keepdims=True), ridge)
     return (work[..., rank:] * mx.rsqrt(pivots)).swapaxes(-1, -2) * unit
 
@@ -60,8 +66,8 @@ def _orthonormal(y: mx.array, passes: int = 2) -> mx.array:
 
     A second pass makes up for a bad condition, which one squares; between steps one is enough.
     """
-    for i in range(passes):
-        y = y @ _inverse_factor(y.swapaxes(-1, -2) @ y, normalise=i == 0)
+    for _ in range(passes):
+        y = y @ _inverse_factor(y.swapaxes(-1, -2) @ y)
     return y
 
 
@@ -83,7 +89,9 @@ def _power(e: mx.array, rank: int, iterations: int, seed: int) -> tuple[mx.array
     then turns it towards the leading singular vectors, of which ``rank`` are kept.
     """
     gram = e.swapaxes(-1, -2) @ e
-    unit = gram / mx.maximum(mx.abs(gram).max(axis=(-1, -2), keepdims=True), 1e-37)
+    # products are kept near 1: the largest entry of EᵀE lies on its diagonal
+    peak = mx.diagonal(gram, axis1=-2, axis2=-1).max(axis=-1)[..., None, None]
+    unit = gram * (1 / mx.maximum(peak, 1e-37))
     width = min(rank + _OVERSAMPLING, *e.shape[-2:])
     v = _start(seed, e.shape[-1], width)
     for i in range(iterations + 1):

@@ -12,7 +12,9 @@ import math
 
 import mlx.core as mx
 
-from gear.placement import release
+from gear.placement import on_cpu
+
+_SHORTEST_CHUNK = 4
 
 
 def outliers_per_end(n: int, sparse_frac: float) -> int:
@@ -33,56 +35,77 @@ def index_dtype(length: int, *, flat: bool = False) -> mx.Dtype:
 
 
 def _ordered(x: mx.array) -> mx.array:
-    """Return int32 keys in the order of fp32 ``x`` (-0 is 0): they partition twice as fast."""
+    """Return int32 in the order of fp32 ``x`` (-0 is 0)."""
     bits = (x + 0.0).view(mx.int32)
     return bits ^ (mx.right_shift(bits, 31) & 0x7FFFFFFF)
 
 
-def _kth_smallest(x: mx.array, k: int) -> mx.array:
-    """Return the k-th smallest entry (k from 1) along the last axis, kept as an axis."""
-    if k == 1:
-        return x.min(axis=-1, keepdims=True)
-    if k == x.shape[-1]:
-        return x.max(axis=-1, keepdims=True)
-    return mx.partition(x, k - 1, axis=-1)[..., k - 1 : k]
+def _keys(ordered: mx.array, place: mx.array) -> mx.array:
+    """Return int64 keys in the stable order of ``ordered``: unique, the place is the low half."""
+    return mx.left_shift(ordered.astype(mx.int64), mx.array(32, mx.int64)) + place.astype(mx.int64)
 
 
-def _low_end(keys: mx.array, k: int) -> mx.array:
-    """Mark the ``k`` smallest keys of each vector; among equals the first."""
-    edge = _kth_smallest(keys, k)
-    below, ties = keys < edge, keys == edge
-    room = k - below.sum(axis=-1, keepdims=True)
-    return below | (ties & (mx.cumsum(ties, axis=-1) <= room))
+def _places(keys: mx.array) -> mx.array:
+    """Return the places in ``keys``, uint32."""
+    return (keys & 0xFFFFFFFF).astype(mx.uint32)
 
 
-def _high_end(keys: mx.array, k: int) -> mx.array:
-    """Mark the ``k`` largest keys of each vector; among equals the last."""
-    edge = _kth_smallest(keys, keys.shape[-1] - k + 1)
-    above, ties = keys > edge, keys == edge
-    skip = ties.sum(axis=-1, keepdims=True) - (k - above.sum(axis=-1, keepdims=True))
-    return above | (ties & (mx.cumsum(ties, axis=-1) > skip))
+def _extremes(ordered: mx.array, place: mx.array, k: int, high: bool) -> mx.array:
+    """Return the places of the ``k`` lowest or highest of ``ordered`` [..., n], in any order."""
+    keys, n = _keys(ordered, place), ordered.shape[-1]
+    if k < n:
+        keys = mx.partition(keys, n - k if high else k - 1, axis=-1)
+        keys = keys[..., n - k :] if high else keys[..., :k]
+    return _places(keys)
 
 
-def smallest(x: mx.array, k: int) -> mx.array:
-    """Mark the ``k`` smallest entries of each fp32 vector [..., n]; among equals the first."""
-    return _low_end(_ordered(x), k)
+def _end(ordered: mx.array, k: int, high: bool) -> mx.array:
+    """Return where the ``k`` lowest or highest of ``ordered`` [..., n] stand, in any order.
+
+    Long vectors are cut into chunks first: the k extremes lie in the k chunks whose own extremes
+    (among equals the first or last chunk) are, so only those are looked through.
+    """
+    n = ordered.shape[-1]
+    chunk = 1 << (math.isqrt(n // k).bit_length() - 1)  # a power of 2 seldom needs padding
+    if chunk < _SHORTEST_CHUNK:
+        return _extremes(ordered, mx.arange(n), k, high)
+    short = -n % chunk
+    if short:
+        fill = mx.iinfo(mx.int32).min if high else mx.iinfo(mx.int32).max
+        ordered = mx.pad(
+            ordered, [(0, 0)] * (ordered.ndim - 1) + [(0, short)], constant_values=fill
+        )
+    chunks = ordered.reshape(*ordered.shape[:-1], -1, chunk)
+    best = chunks.max(axis=-1) if high else chunks.min(axis=-1)
+    numbers = _extremes(best, mx.arange(best.shape[-1]), k, high)[..., None]
+    near = mx.take_along_axis(chunks, numbers, axis=-2).flatten(-2)
+    return _extremes(near, (numbers * chunk + mx.arange(chunk)).flatten(-2), k, high)
 
 
-def outlier_mask(x: mx.array, per_end: int) -> mx.array:
-    """Mark the ``per_end`` smallest and largest entries of each fp32 vector [..., n]."""
-    if 2 * per_end == x.shape[-1]:
-        return mx.ones(x.shape, dtype=mx.bool_)
-    keys = _ordered(x)
-    low = _low_end(keys, per_end)
-    release(low)
-    return low | _high_end(keys, per_end)
+def outlier_places(x: mx.array, per_end: int) -> mx.array:
+    """Return where the ``per_end`` smallest and largest entries of each fp32 vector [..., n] stand.
+
+    Ascending uint32 [..., 2 * per_end]; among equals the first are smallest, the last largest.
+    """
+    ordered = _ordered(x)
+    if on_cpu():
+        ends = [_end(ordered, per_end, high) for high in (False, True)]
+    else:  # whatever is asked for, a GPU sorts
+        keys = mx.sort(_keys(ordered, mx.arange(x.shape[-1])), axis=-1)
+        ends = [_places(keys[..., :per_end]), _places(keys[..., -per_end:])]
+    return mx.sort(mx.concatenate(ends, axis=-1), axis=-1)
 
 
-def positions(mask: mx.array, count: int) -> mx.array:
-    """Return the ascending places [..., count] (uint32) of the ``count`` marks in mask [..., n]."""
-    n = mask.shape[-1]
-    place = mx.arange(n, dtype=mx.uint32)
-    slot = mx.where(mask, mx.cumsum(mask.astype(mx.uint32), axis=-1) - 1, count)
-    # what is not marked lands in one spare slot, which is cut off again
-    out = mx.zeros((*mask.shape[:-1], count + 1), dtype=mx.uint32)
-    return mx.put_along_axis(out, slot, mx.broadcast_to(place, mask.shape), axis=-1)[..., :count]
+def largest_places(x: mx.array, count: int) -> mx.array:
+    """Return where the ``count`` largest magnitudes of each fp32 vector [..., n] stand, ascending.
+
+    Among equals the first are taken.
+    """
+    return mx.sort(_extremes(_ordered(-mx.abs(x)), mx.arange(x.shape[-1]), count, False), axis=-1)
+
+
+def filled(x: mx.array, places: mx.array | None, value: float) -> mx.array:
+    """Return x [..., n] with ``value`` at ``places`` [..., k]."""
+    if places is None:
+        return x
+    return mx.put_along_axis(x, places, mx.array(value, x.dtype), axis=-1)

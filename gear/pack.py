@@ -22,8 +22,11 @@ def _pad_last(x: mx.array, multiple: int) -> mx.array:
 
 def pack(codes: mx.array, bits: int) -> mx.array:
     """Pack codes [..., n] (unsigned, below 2**bits) into uint32 [..., ceil(n * bits / 32)]."""
-    n = codes.shape[-1]
-    grouped = _pad_last(codes.astype(mx.uint32), 32).reshape(*codes.shape[:-1], -1, 32)
+    n, lead = codes.shape[-1], codes.shape[:-1]
+    if 32 % bits == 0:  # no code lies in two words; the bits do not overlap, so a sum is an or
+        grouped = _pad_last(codes, 32 // bits).reshape(*lead, -1, 32 // bits).astype(mx.uint32)
+        return mx.left_shift(grouped, mx.arange(0, 32, bits, dtype=mx.uint32)).sum(axis=-1)
+    grouped = _pad_last(codes, 32).reshape(*lead, -1, 32).astype(mx.uint32)
     words = []
     for j in range(bits):
         first, last = 32 * j // bits, (32 * (j + 1) - 1) // bits
@@ -31,8 +34,8 @@ def pack(codes: mx.array, bits: int) -> mx.array:
         left = mx.array([max(s, 0) for s in shifts], dtype=mx.uint32)
         right = mx.array([max(-s, 0) for s in shifts], dtype=mx.uint32)
         part = mx.left_shift(mx.right_shift(grouped[..., first : last + 1], right), left)
-        words.append(part.sum(axis=-1))  # the bits do not overlap, so a sum is an or
-    packed = mx.stack(words, axis=-1).reshape(*codes.shape[:-1], -1)
+        words.append(part.sum(axis=-1))
+    packed = mx.stack(words, axis=-1).reshape(*lead, -1)
     return packed[..., : packed_words(n, bits)]
 
 

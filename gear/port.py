@@ -18,7 +18,7 @@ import numpy as np
 
 from gear.config import check_fraction, check_integer, check_one_of
 from gear.errors import NonFiniteError
-from gear.outliers import positions, smallest
+from gear.outliers import largest_places
 from gear.precision import (
     Store,
     cast,
@@ -114,7 +114,7 @@ def quantize_base(
     store = Store()
     scale = store.add("scale", scale, scale_needs_fp32(scale))
     zero = store.add("zero", zero, zero_needs_fp32(zero, scale))
-    codes = encode(rows, scale, zero, bits, group_size)[0, 0].T.astype(mx.uint8)
+    codes = encode(rows, scale, zero, bits, group_size)[0, 0].T
     codes = mx.pad(codes, [(0, groups * group_size - length), (0, 0)])
     store.add("codes", codes.reshape(groups, group_size, width), None)
     arrays = narrowed(store.arrays, store.narrow, store.wide)
@@ -181,7 +181,7 @@ def sparse_outliers_batched(
     if not count or not resid.size:
         return None, None
     flat = resid.astype(mx.float32).flatten(1)
-    index = positions(smallest(-mx.abs(flat), count), count)
+    index = largest_places(flat, count)
     values = mx.take_along_axis(flat, index, axis=-1)[:, None]
     store = Store()
     store.add("values", values, values_need_fp32(values))

@@ -4,9 +4,10 @@
 
 A quantizer works on rows [batch, heads, rows, cols] whose groups run along ``cols``: K arrives
 transposed (a row is one channel over the block's tokens), V as it is (a row is one token over a
-head's channels). Entries marked as outliers take no part in a group's range and get code 0.
-A base is a function ``(x, outliers, group, bits, clip) -> (scale, zero)``, each
-[batch, heads, rows, groups]; rounding, codes and storage are the same for all (codec.py).
+head's channels). Outliers, given by their places [batch, heads, rows, 2k] in each row, take no
+part in a group's range and get code 0. A base is a function ``(x, outliers, group, bits, clip) ->
+(scale, zero)``, each [batch, heads, rows, groups]; rounding, codes and storage are the same for
+all (codec.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from gear.outliers import filled
 from gear.placement import release
 
 Ranges = Callable[[mx.array, mx.array | None, int, int, bool], tuple[mx.array, mx.array]]
@@ -34,10 +36,8 @@ def _grouped(x: mx.array, group: int, fill: float) -> mx.array:
 def _range(x: mx.array, outliers: mx.array | None, group: int) -> tuple[mx.array, mx.array]:
     """Return min and max of each group without its outliers; 0 and 0 where nothing is left."""
     inf = float("inf")
-    low = x if outliers is None else mx.where(outliers, inf, x)
-    high = x if outliers is None else mx.where(outliers, -inf, x)
-    low = _grouped(low, group, inf).min(axis=-1)
-    high = _grouped(high, group, -inf).max(axis=-1)
+    low = _grouped(filled(x, outliers, inf), group, inf).min(axis=-1)
+    high = _grouped(filled(x, outliers, -inf), group, -inf).max(axis=-1)
     empty = low > high
     return mx.where(empty, 0, low), mx.where(empty, 0, high)
 
@@ -57,14 +57,14 @@ def _beside(x: mx.array, group: int, *per_group: mx.array) -> tuple[mx.array, ..
 
 
 def encode(x: mx.array, scale: mx.array, zero: mx.array, bits: int, group: int = 0) -> mx.array:
-    """Return codes (uint32) of x by scale and zero [..., groups]; a scale of 0 gives code 0.
+    """Return codes (uint8) of x by scale and zero [..., groups]; a scale of 0 gives code 0.
 
     ``group`` = 0 means scales that broadcast to x as they are, such as one a row.
     """
     inverse = mx.where(mx.abs(scale) < _NO_SCALE, 0, 1 / scale)
     entries, inverse, zero = _beside(x, group, inverse, zero)
     codes = mx.clip(mx.round((entries - zero) * inverse), 0, 2**bits - 1)
-    return codes.astype(mx.uint32).reshape(x.shape)
+    return codes.astype(mx.uint8).reshape(x.shape)
 
 
 def decode(codes: mx.array, scale: mx.array, zero: mx.array, group: int = 0) -> mx.array:
@@ -87,8 +87,7 @@ def _shrunk(
     for factor in CLIP_FACTORS:
         scale, zero = half * (2 * factor / (2**bits - 1)), centre - factor * half
         miss = decode(encode(x, scale, zero, bits, group), scale, zero, group) - x
-        if outliers is not None:
-            miss = mx.where(outliers, 0, miss)
+        miss = filled(miss, outliers, 0)
         error = _grouped(miss * miss, group, 0).sum(axis=-1)
         better = error < (error + 1 if best_error is None else best_error)
         best = mx.where(better, factor, best)
@@ -121,7 +120,8 @@ def affine_mlx(
         )
     if outliers is not None:
         low, _ = _range(x, outliers, group)
-        x = mx.where(outliers, _over(low, x, group), x)
+        harmless = mx.take_along_axis(low, outliers // group, axis=-1)
+        x = mx.put_along_axis(x, outliers, harmless, axis=-1)
     _, scale, zero = mx.quantize(x, group_size=group, bits=bits)
     return scale, zero
 

@@ -125,7 +125,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("bench", nargs="+", choices=sorted(BENCHES))
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     args = parser.parse_args()
     results = {name: BENCHES[name](args.repeats) for name in args.bench}

@@ -19,8 +19,7 @@ HOST = """
 using std::sqrt;
 {header}
 template <int M, int R, int STEPS>
-void run(const float* x, const unsigned* size, const float* ridge, const int* normalise,
-         float* out) {{
+void run(const float* x, const unsigned* size, const float* ridge, float* out) {{
     unsigned thread_index = 0;
     {body}
 }}
@@ -28,22 +27,19 @@ int main() {{
     const int n = {m} * {m}, made = {m} * {r};
     float x[n], out[made], ridge = {ridge}f;
     unsigned size = 1;
-    int normalise = {normalise};
     for (int i = 0; i < n; ++i) if (scanf("%f", x + i) != 1) return 1;
-    run<{m}, {r}, {steps}>(x, &size, &ridge, &normalise, out);
+    run<{m}, {r}, {steps}>(x, &size, &ridge, out);
     for (int i = 0; i < made; ++i) printf("%.9g\\n", out[i]);
 }}
 """
 
 
-def _on_host(
-    tmp_path: Path, name: str, x: np.ndarray, r: int, normalise: bool = True
-) -> np.ndarray:
+def _on_host(tmp_path: Path, name: str, x: np.ndarray, r: int) -> np.ndarray:
     """Compile a kernel's CUDA text as C++ and run it for one matrix."""
     header, body = kernels.sources(name, "cuda")
     source = HOST.format(
         header=header.replace("__device__", ""), body=body.split("\n", 1)[1], m=x.shape[0], r=r,
-        steps=3, ridge=kernels.ridge_of(r), normalise=int(normalise),
+        steps=3, ridge=kernels.ridge_of(r),
     )  # fmt: skip
     (tmp_path / "kernel.cpp").write_text(source)
     compiler = shutil.which("g++") or shutil.which("clang++")
@@ -67,11 +63,10 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-@pytest.mark.parametrize("normalise", [True, False])
-def test_the_factor_kernel_is_the_operations(tmp_path: Path, normalise: bool) -> None:
+def test_the_factor_kernel_is_the_operations(tmp_path: Path) -> None:
     gram = _gram(0.8) / 40
-    found = _on_host(tmp_path, "inverse_factor", gram, 8, normalise)
-    expected = np.array(_inverse_factor(mx.array(gram), normalise))
+    found = _on_host(tmp_path, "inverse_factor", gram, 8)
+    expected = np.array(_inverse_factor(mx.array(gram)))
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -99,7 +94,7 @@ def test_a_kernel_that_disagrees_is_switched_off_with_a_warning(
 ) -> None:
     assert kernels.backend() is None  # the tests run on a CPU
     assert not kernels.usable(8)
-    monkeypatch.setattr(kernels, "inverse_factor", lambda gram, _normalise: mx.zeros_like(gram))
+    monkeypatch.setattr(kernels, "inverse_factor", lambda gram: mx.zeros_like(gram))
     monkeypatch.setattr(kernels, "lead", lambda small, rank, _steps: small[..., :rank])
     with pytest.warns(RuntimeWarning, match="metal kernels are switched off"):
         assert not kernels._trusted.__wrapped__("metal")

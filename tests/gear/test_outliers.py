@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gear.outliers import index_dtype, outlier_mask, outliers_per_end, positions
+from gear.outliers import filled, index_dtype, outlier_places, outliers_per_end
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -22,10 +22,10 @@ def test_places_are_those_of_a_stable_sort(values: list[int], share: float) -> N
     if k == 0:
         return
     order = np.argsort(x, kind="stable")
-    marks = outlier_mask(mx.array(x), k)
+    places = outlier_places(mx.array(x), k)
     expected = sorted({*order[:k].tolist(), *order[len(x) - k :].tolist()})
-    assert np.flatnonzero(np.array(marks)).tolist() == expected
-    assert np.array(positions(marks, 2 * k)).tolist() == expected
+    assert np.array(places).tolist() == expected
+    assert np.flatnonzero(np.array(filled(mx.zeros(len(x)), places, 1))).tolist() == expected
 
 
 @pytest.mark.parametrize(
