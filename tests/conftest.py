@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; BLAS threads
 from evals.blas import load_optimised_blas
 
 load_optimised_blas()
+
+# Where pytest itself runs in the background, Ctrl-C is ignored and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
