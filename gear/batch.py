@@ -16,9 +16,27 @@ import numpy as np
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import _BaseCache
 
+from gear.attention import Packed
 from gear.bytes import CacheBytes
 from gear.cache import GearCache
 from gear.codec import compress_pair
+
+
+def _handle(new: mx.array, rows: list[tuple[Any, Any]], spans: list[slice], tokens: int) -> Packed:
+    """Return what stands for K or V of every row; ``new`` is what the call brought."""
+    n = new.shape[2]
+
+    def attention(queries: mx.array, scale: float, _mask: Any, sinks: mx.array | None) -> mx.array:
+        # a row has no pads, so its mask is the plain causal one
+        out = []
+        for i, ((keys, _), span) in enumerate(zip(rows, spans, strict=True)):
+            one, real = queries[i : i + 1, :, span], span.stop - span.start
+            if real:
+                one = keys.attend(one, scale, "causal" if real > 1 else None, sinks)
+            out.append(mx.pad(one, [(0, 0), (0, 0), (span.start, n - span.stop), (0, 0)]))
+        return mx.concatenate(out)
+
+    return Packed((*new.shape[:2], tokens, new.shape[3]), new.dtype, attention)
 
 
 class BatchGearCache(_BaseCache):
@@ -58,33 +76,41 @@ class BatchGearCache(_BaseCache):
         """End the calls that `prepare` announced."""
         self._left = None
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append K and V [batch, kv_heads, n, head_dim] without their pads; return all, dense.
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Append K and V [batch, kv_heads, n, head_dim] without their pads; return all K and V.
 
-        The result [batch, kv_heads, longest past + n, head_dim] is laid out for `make_mask`.
+        Dense ones [batch, kv_heads, longest past + n, head_dim] are laid out for `make_mask`; on
+        an open route they are `Packed` handles, and every row attends to its own tokens alone.
         """
         self._flush_together()
         n, past = keys.shape[2], max(r.offset for r in self.rows)
-        shapes = [(keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3])]
-        out: tuple[list[mx.array], list[mx.array]] = ([], [])
-        for i, row in enumerate(self.rows):
-            skip = min(self._pads[i], n)
-            real = n - skip if self._left is None else min(n - skip, self._left[i])
-            before = past - row.offset + skip
-            if real:
-                span = slice(skip, skip + real)
-                seen = row.update_and_fetch(keys[i : i + 1, :, span], values[i : i + 1, :, span])
-            elif row.empty():
-                seen = tuple(mx.zeros((1, h, 0, d), dtype=keys.dtype) for h, d in shapes)
-            else:
-                seen = row.reconstruct()
-            self._pads[i] -= skip
-            if self._left is not None:
-                self._left[i] -= real
-            width = [(0, 0), (0, 0), (before, n - skip - real), (0, 0)]
-            for side, dense in zip(out, seen, strict=True):
-                side.append(mx.pad(dense, width))
-        return mx.concatenate(out[0]), mx.concatenate(out[1])
+        spans = [self._real(i, n) for i in range(len(self.rows))]
+        before = [past - r.offset + s.start for r, s in zip(self.rows, spans, strict=True)]
+        seen = [
+            row.update_and_fetch(keys[i : i + 1, :, span], values[i : i + 1, :, span])
+            for i, (row, span) in enumerate(zip(self.rows, spans, strict=True))
+        ]
+        route = self.rows[0].route
+        if route is not None and route.open:
+            tokens = past + n
+            return _handle(keys, seen, spans, tokens), _handle(values, seen, spans, tokens)
+        sides = []
+        for dense in zip(*seen, strict=True):
+            widths = [(b, n - s.stop) for b, s in zip(before, spans, strict=True)]
+            padded = [
+                mx.pad(d, [(0, 0), (0, 0), w, (0, 0)]) for d, w in zip(dense, widths, strict=True)
+            ]
+            sides.append(mx.concatenate(padded))
+        return sides[0], sides[1]
+
+    def _real(self, i: int, n: int) -> slice:
+        """Return which of row ``i``'s next ``n`` tokens are no pads, and count them as come."""
+        skip = min(self._pads[i], n)
+        real = n - skip if self._left is None else min(n - skip, self._left[i])
+        self._pads[i] -= skip
+        if self._left is not None:
+            self._left[i] -= real
+        return slice(skip, skip + real)
 
     def _flush_together(self) -> None:
         """Compress what is due; decode blocks of all rows that have one in a single pass."""

@@ -38,7 +38,8 @@ def product(left: mx.array, right: mx.array, side: str) -> mx.array:
 class Block:
     """``count`` compressed blocks of ``tokens`` tokens each, of one side.
 
-    ``arrays`` holds what is stored; ``rank`` is the low-rank term's real rank (0 = none).
+    ``arrays`` holds what is stored; ``rank`` is the low-rank term's real rank (0 = none). With
+    ``spare`` an outlier's place may be one behind the last, which stands for none (see tiles.py).
     """
 
     side: str
@@ -48,6 +49,7 @@ class Block:
     rank: int
     count: int
     arrays: dict[str, mx.array]
+    spare: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -80,15 +82,23 @@ class Block:
         }
         return replace(self, count=self.count + other.count, arrays=arrays)
 
-    def first(self, count: int) -> Block:
-        """Return the first ``count`` of these blocks."""
+    def some(self, start: int, stop: int) -> Block:
+        """Return blocks ``start`` to ``stop`` of these, as views."""
+        if (start, stop) == (0, self.count):
+            return self
         arrays = {}
         for name, array in self.arrays.items():
             axis = self._axis(name)
-            cut = [slice(None)] * array.ndim
-            cut[axis] = slice(0, array.shape[axis] // self.count * count)
-            arrays[name] = mx.contiguous(array[tuple(cut)])
-        return replace(self, count=count, arrays=arrays)
+            each = array.shape[axis] // self.count
+            span = [slice(None)] * array.ndim
+            span[axis] = slice(start * each, stop * each)
+            arrays[name] = array[tuple(span)]
+        return replace(self, count=stop - start, arrays=arrays)
+
+    def first(self, count: int) -> Block:
+        """Return the first ``count`` of these blocks, as copies: what is dropped is freed."""
+        part = self.some(0, count)
+        return replace(part, arrays={n: mx.contiguous(a) for n, a in part.arrays.items()})
 
     def row(self, index: int) -> Block:
         """Return batch row ``index`` alone.
@@ -139,6 +149,18 @@ class Block:
         grid = self.arrays[f"{name}_grid"].astype(mx.float32)
         return value.astype(mx.float32) * grid[..., 0] + grid[..., 1]
 
+    def ranges(self) -> tuple[mx.array, mx.array]:
+        """Return scale and zero in fp32, laid out beside the codes (blocks joined along tokens)."""
+        found = []
+        for name in ("scale", "zero"):
+            if f"{name}_grid" not in self.arrays:
+                found.append(self.arrays[name].astype(mx.float32))
+                continue
+            by_block = self._seen(name, self.settings.scale_bits)
+            k = self.side == "k"
+            found.append(by_block.swapaxes(2, 3).flatten(3) if k else by_block.flatten(2, 3))
+        return found[0], found[1]
+
     def base(self) -> mx.array:
         """Return Quant_b(X) in fp32 rows [batch, heads, count, rows, cols]."""
         s, cols = self.settings, self._cols()
@@ -175,8 +197,11 @@ class Block:
             shape = rows.shape
             if flat:
                 rows = (rows.swapaxes(-1, -2) if self.side == "k" else rows).flatten(3)
+            if self.spare:
+                rows = mx.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, 1)])
             values = values + mx.take_along_axis(rows, index, axis=-1)
             rows = mx.put_along_axis(rows, index, values, axis=-1)
+            rows = rows[..., :-1] if self.spare else rows
             if flat:
                 rows = rows.reshape(*shape[:3], self.tokens, self.head_dim)
                 return cast(rows.reshape(*shape[:2], -1, self.head_dim), dtype)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import mlx.core as mx
 from mlx_lm.models.cache import _BaseCache, create_attention_mask
 
+from gear.attention import Packed, attend
 from gear.block import Block
 from gear.bytes import CacheBytes, refuse_larger_than_fp16
 from gear.codec import compress_pair
@@ -26,13 +27,17 @@ from gear.state import dump, restore
 
 if TYPE_CHECKING:
     from gear.batch import BatchGearCache
+    from gear.routing import Route
 
 
 class GearCache(_BaseCache):
     """The cache of layer ``layer`` for rows of equal length, by ``settings``.
 
-    K and V are [batch, kv_heads, tokens, head_dim]; their head_dims may differ.
+    K and V are [batch, kv_heads, tokens, head_dim]; their head_dims may differ. On an open
+    ``route`` (gear/routing.py) attention runs on what is stored.
     """
+
+    route: Route | None = None
 
     def __init__(self, settings: LayerSettings, layer: int = -1) -> None:
         self.settings, self.layer = settings, layer
@@ -43,16 +48,25 @@ class GearCache(_BaseCache):
 
     # -- growing ---------------------------------------------------------------------------
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Append exact K and V [batch, kv_heads, n, head_dim]; return all K and V, dense.
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        """Append exact K and V [batch, kv_heads, n, head_dim]; return all K and V.
 
         What earlier calls brought comes back reconstructed, this call's tokens exact (but with
         ``attend=compressed`` the whole blocks of a call of more than n_b tokens reconstructed too).
+        On an open route they are `Packed` handles, and nothing is reconstructed.
         """
         self._check(keys, values)
         self.flush()
-        if self.empty() and keys.shape[2] == 0:
+        if keys.shape[2]:
+            self.append(keys, values)
+        if self.empty():
             return keys, values
+        if self.route is None or not self.route.open:
+            return self.reconstruct()
+        return self._handle(keys, self.route.tile), self._handle(values, self.route.tile)
+
+    def append(self, keys: mx.array, values: mx.array) -> None:
+        """Take in what one call brought; `flush` and the checks came before."""
         self.heads, self.dtype_name = keys.shape[1], str(keys.dtype).rpartition(".")[2]
         self.prefill = keys.shape[2] > self.settings.n_b
         n = max(self.settings.n_sink - len(self.sinks), 0)
@@ -60,7 +74,14 @@ class GearCache(_BaseCache):
         self.buffer.append(keys[:, :, n:], values[:, :, n:])
         if self.settings.attend == "compressed" and self.prefill:
             self.flush()
-        return self.reconstruct()
+
+    def _handle(self, new: mx.array, tile: int) -> Packed:
+        """Return what stands for all K or V of the cache, of which ``new`` is a part."""
+
+        def attention(queries: mx.array, *rest: Any) -> mx.array:
+            return attend(queries, self, *rest, tile=tile)
+
+        return Packed((*new.shape[:2], self.offset, new.shape[3]), new.dtype, attention)
 
     def flush(self) -> None:
         """Compress what the rule of time says is due; the rest stays in the buffer."""
@@ -85,7 +106,7 @@ class GearCache(_BaseCache):
         """Put blocks of K and V behind the compressed past."""
         k, v = blocks
         valid = k.tokens * k.count
-        segment = Segment(k, v, valid=valid, grows=not prefill, prefill=prefill)
+        segment = Segment(k, v, valid=valid, grows=True, prefill=prefill)
         if self.segments and self.segments[-1].accepts(segment):
             self.segments[-1].join(segment)
         else:

@@ -13,8 +13,11 @@ from unittest.mock import patch
 
 from mlx_lm.models.cache import KVCache
 
+from gear.attention import TILE_TOKENS
+from gear.cache import GearCache
 from gear.config import GearConfig
 from gear.methods.gear import Gear
+from gear.routing import Route, native_caches, routed
 
 
 class CacheMaker(Protocol):
@@ -25,15 +28,14 @@ class CacheMaker(Protocol):
         ...
 
 
-def fresh_caches(model: Any, maker: CacheMaker) -> list[Any]:
+def fresh_caches(model: Any, maker: CacheMaker, route: Route | None = None) -> list[Any]:
     """Return new caches for ``model``, one per layer: the maker's where it uses a plain `KVCache`.
 
     Sliding-window, SSM and chunked layers keep their own cache. The model's class says which
-    those are, whatever ``make_cache`` was put on the instance. Errors: ``ValueError`` for a model
-    without a plain `KVCache`.
+    those are, whatever ``make_cache`` was put on the instance. Caches of GEAR's family on layers
+    of ``route`` attend packed. Errors: ``ValueError`` for a model without a plain `KVCache`.
     """
-    make = getattr(type(model), "make_cache", None)
-    caches = make(model) if make else [KVCache() for _ in model.layers]
+    caches = native_caches(model)
     covered = [index for index, cache in enumerate(caches) if type(cache) is KVCache]
     if not covered:
         kinds = ", ".join(sorted({type(cache).__name__ for cache in caches}))
@@ -43,16 +45,22 @@ def fresh_caches(model: Any, maker: CacheMaker) -> list[Any]:
         )
     for index in covered:
         caches[index] = maker.make_cache(index, len(caches))
+        if route is not None and index in route.layers and isinstance(caches[index], GearCache):
+            caches[index].route = route
     return caches
 
 
 @contextmanager
-def compressed(model: Any, config: GearConfig | CacheMaker) -> Iterator[None]:
-    """Give every generation of ``model`` inside the block fresh compressed caches.
+def compressed(
+    model: Any, config: GearConfig | CacheMaker, tile: int = TILE_TOKENS
+) -> Iterator[None]:
+    """Give every generation of ``model`` inside the block fresh caches and packed attention.
 
     ``config`` is a `GearConfig`, a `KVCacheConfig` or a method of gear.methods, such as
-    ``gear.methods.kivi.Kivi(GearConfig(bits=4))``. Afterwards the model is as it was. Errors:
-    ``ValueError`` (`SettingError` for a setting) on entry, before anything is generated.
+    ``gear.methods.kivi.Kivi(GearConfig(bits=4))``; ``tile`` the number of tokens that many queries
+    unpack at a time (gear/routing.py says which models keep the dense way). Afterwards the model
+    is as it was. Errors: ``ValueError`` (`SettingError` for a setting) on entry, before anything
+    is generated.
     """
     maker = Gear(config) if isinstance(config, GearConfig) else config
     if isinstance(maker, type) or not callable(getattr(maker, "make_cache", None)):
@@ -61,9 +69,10 @@ def compressed(model: Any, config: GearConfig | CacheMaker) -> Iterator[None]:
             "gear.methods, made with its options."
         )
     fresh_caches(model, maker)  # what is wrong is said here
+    with routed(model, tile) as route:
 
-    def make_cache(*_args: Any, **_options: Any) -> list[Any]:
-        return fresh_caches(model, maker)
+        def make_cache(*_args: Any, **_options: Any) -> list[Any]:
+            return fresh_caches(model, maker, route)
 
-    with patch.object(model, "make_cache", make_cache, create=True):
-        yield
+        with patch.object(model, "make_cache", make_cache, create=True):
+            yield

@@ -15,7 +15,8 @@ class Segment:
     """Equal blocks of K and V for the same tokens.
 
     ``valid`` counts the tokens still meant (trimming inside a block only lowers it); ``grows``
-    says whether the next decode block may join (never a prefill block, never a trimmed one).
+    says whether an equal block may join: never once it was trimmed. Chunks of a long prefill are
+    equal blocks too.
     """
 
     k: Block
@@ -36,7 +37,7 @@ class Segment:
 
     def accepts(self, other: Segment) -> bool:
         """Say whether ``other`` may be joined to this segment."""
-        both = self.grows and other.grows
+        both = self.grows and other.grows and self.prefill == other.prefill
         return both and self.k.matches(other.k) and self.v.matches(other.v)
 
     def join(self, other: Segment) -> None:

@@ -1,0 +1,275 @@
+"""Attention of one query token over packed blocks by one fused GPU kernel, and its merge.
+
+`partial` computes what the MLX operations of attention.py do, from the codes straight to a
+`Partial`: the tokens are split over thread groups (flash-decoding), each with a running softmax,
+and a second kernel merges the splits. K and V may differ in every setting. Every variant of the
+kernel (bits, heads, dtypes) is held against plain operations when it is first wanted on a device,
+and switched off with a warning where it disagrees.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from gear.block import Block
+from gear.config import GearConfig, resolve
+from gear.decode_kernel_source import INPUTS, MERGE_INPUTS, OUTPUTS, SIZES, sources
+from gear.kernels import backend
+
+TILE = 512  # tokens a thread group looks at together
+ROWS = 128  # rows of the low-rank terms of one tile
+WIDTH = 16  # lanes that read the outliers of one channel of K
+_SHARED_BYTES = {"metal": 32 * 1024, "cuda": 48 * 1024}
+_THREAD_GROUPS = {"metal": 256, "cuda": 512}  # an H200 holds four a multiprocessor
+_MOST_HEADS = 8
+_EXAMPLE_HEADS = 2
+_HEADS_AT_ONCE = 5  # a thread holds 32 / bits sums a head; 64 or 80 leave registers for the rest
+_TERMS = {"left": "left", "right": "right", "index": "outlier_index", "value": "outlier_value"}
+_FLOATS = (mx.float16, mx.bfloat16, mx.float32)
+_FAR = 5e-3  # of the largest entry; a wrong term is off by more
+
+Partial = tuple[mx.array, mx.array, mx.array]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the kernel is compiled for. ``dtypes`` are those of the queries and the inputs."""
+
+    kind: str
+    group: int
+    head_dim: int
+    k_bits: int
+    v_bits: int
+    dtypes: tuple[mx.Dtype, ...]
+
+    @property
+    def parts(self) -> int:
+        """Return the thread groups that share a KV head's query heads."""
+        for parts in (1, 2):
+            if self.group % parts == 0 and self.group // parts <= _HEADS_AT_ONCE:
+                return parts
+        return 1
+
+    def template(self) -> dict[str, int] | None:
+        """Return the constants of the text; None where shared memory is too small."""
+        heads, d = self.group // self.parts, self.head_dim
+        for simds in (4, 2, 1):
+            if d % simds or d * self.v_bits // 32 > 32 * simds:
+                continue
+            for slots in (4 * simds, 2 * simds, simds):
+                scratch = max(simds * TILE, TILE + slots * d)
+                used = 4 * heads * (2 * d + ROWS + simds + scratch)
+                if used <= _SHARED_BYTES[self.kind]:
+                    return {
+                        "K_BITS": self.k_bits, "V_BITS": self.v_bits, "D": d, "G": heads,
+                        "TILE": TILE, "ROWS": ROWS, "WIDTH": WIDTH, "SIMDS": simds,
+                        "SLOTS": slots, "SCRATCH": scratch,
+                    }  # fmt: skip
+        return None
+
+
+@lru_cache(maxsize=2)
+def _absent(dtype: mx.Dtype) -> mx.array:
+    """Return what stands for an array of a term that is not there; below 8 Metal passes it otherwise."""
+    return mx.zeros(8, dtype)
+
+
+def _arrays(block: Block) -> list[mx.array]:
+    """Return a side's arrays in the order of the kernel's inputs."""
+    found = [block.arrays[name] for name in ("codes", "scale", "zero")]
+    for name, stored in _TERMS.items():
+        dtype = mx.uint16 if name == "index" else mx.float16
+        found.append(block.arrays[stored] if stored in block.arrays else _absent(dtype))
+    return found
+
+
+def _variant(queries: mx.array, k: Block, v: Block, kind: str) -> Variant:
+    """Return the variant that these arrays need."""
+    group = queries.shape[1] // k.arrays["codes"].shape[1]
+    dtypes = tuple(a.dtype for a in (queries, *_arrays(k), *_arrays(v)))
+    return Variant(kind, group, k.head_dim, k.settings.bits, v.settings.bits, dtypes)
+
+
+def _along(block: Block) -> int:
+    """Return how many entries of a row share a scale."""
+    if block.settings.base != "vector":
+        return block.settings.group_size
+    return block.tokens if block.side == "k" else block.head_dim
+
+
+def _reads(block: Block) -> bool:
+    """Say whether the kernel reads this side: whole words a group, terms in floats per vector."""
+    bits, columns = block.settings.bits, block.tokens if block.side == "k" else block.head_dim
+    if bits not in (2, 4, 8) or columns * bits % 32 or min(_along(block), columns) * bits % 32:
+        return False
+    if block.side == "k" and columns % _along(block):
+        return False
+    names = block.arrays.keys()
+    if "outlier_scale" in names or any(n.endswith("_grid") for n in names):
+        return False
+    index = block.arrays.get("outlier_index")
+    return index is None or index.ndim == 5
+
+
+def _fits(queries: mx.array, k: Block, v: Block) -> bool:
+    """Say whether shapes and settings are among those the kernel is written for."""
+    if queries.ndim != 4 or queries.shape[2] != 1 or queries.dtype not in _FLOATS:
+        return False
+    group, rest = divmod(queries.shape[1], k.arrays["codes"].shape[1])
+    if rest or not 1 <= group <= _MOST_HEADS:
+        return False
+    if (k.tokens, k.count, k.head_dim) != (v.tokens, v.count, v.head_dim):
+        return False
+    exact = k.tokens % TILE == 0 or TILE % k.tokens == 0
+    blocks = max(TILE // k.tokens, 1) if exact else TILE // k.tokens + 2
+    if blocks * max(k.rank, v.rank) > ROWS or k.arrays["codes"][0, 0].size >= 1 << 32:
+        return False
+    return k.head_dim % 4 == 0 and k.head_dim <= 256 and _reads(k) and _reads(v)
+
+
+def usable(queries: mx.array, k: Block, v: Block) -> bool:
+    """Say whether `partial` takes these arrays, on this device, and is right there."""
+    kind = backend()
+    if kind is None or not _fits(queries, k, v):
+        return False
+    variant = _variant(queries, k, v, kind)
+    return variant.template() is not None and _trusted(variant)
+
+
+@lru_cache(maxsize=8)
+def _build(name: str, kind: str) -> Any:
+    """Return the compiled-on-use kernel of one backend."""
+    make = mx.fast.metal_kernel if kind == "metal" else mx.fast.cuda_kernel
+    header, source = sources(name, kind)
+    inputs = list(INPUTS if name == "decode" else MERGE_INPUTS)
+    return make(
+        name=f"gear_{name}", input_names=inputs, output_names=list(OUTPUTS), source=source,
+        header=header,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _constants(*sizes: int) -> mx.array:
+    """Return numbers for a kernel, uint32; kept, because each new array is one more copy."""
+    return mx.array(list(sizes), mx.uint32)
+
+
+def splits(valid: int, rows: int, kind: str) -> tuple[int, int]:
+    """Return how many thread groups share ``valid`` tokens of a row, and the tiles of each."""
+    tiles = -(-valid // TILE)
+    each = -(-tiles // max(_THREAD_GROUPS[kind] // rows, 1))
+    return -(-tiles // each), each
+
+
+def _sizes(k: Block, v: Block, valid: int, tiles: int, parts: int) -> dict[str, int]:
+    """Return the numbers of SIZES."""
+    batch, heads = k.arrays["codes"].shape[:2]
+    kept = [b.arrays["outlier_index"].shape[-1] if "outlier_index" in b.arrays else 0 for b in (k, v)]
+    return {
+        "valid": valid, "tokens": k.tokens, "count": k.count, "tiles": tiles,
+        "k_group": _along(k), "v_group": _along(v), "k_rank": k.rank, "v_rank": v.rank,
+        "k_kept": kept[0], "v_kept": kept[1], "kv_heads": heads,
+        "v_scale_heads": v.arrays["scale"].shape[1], "parts": parts,
+        "row_count": batch * heads * parts,
+    }  # fmt: skip
+
+
+def partial(queries: mx.array, k: Block, v: Block, valid: int) -> Partial:
+    """Attend over the first ``valid`` tokens of K and V (`usable` first).
+
+    ``queries`` [batch, heads, 1, head_dim] are already multiplied by the softmax scale. Returns, in
+    fp32, sum of exp(s - peak)·v [batch, heads, 1, head_dim], peak = max s and the sum of
+    exp(s - peak), both [batch, heads, 1, 1].
+    """
+    variant = _variant(queries, k, v, str(backend()))
+    return _run(variant, queries, k, v, valid)
+
+
+def _run(variant: Variant, queries: mx.array, k: Block, v: Block, valid: int) -> Partial:
+    """Run the kernel, and the merge where tokens were split."""
+    template = variant.template() or {}
+    batch, heads, _, d = queries.shape
+    rows, threads = batch * k.arrays["codes"].shape[1] * variant.parts, 32 * template["SIMDS"]
+    count, tiles = splits(valid, rows, variant.kind)
+    shape = () if count == 1 else (count,)
+    shapes = [(*shape, batch, heads, 1, n) for n in (d, 1, 1)]
+    sizes = _sizes(k, v, valid, tiles, variant.parts)
+    found = _build("decode", variant.kind)(
+        inputs=[queries, _constants(*(sizes[n] for n in SIZES)), *_arrays(k), *_arrays(v)],
+        template=list(template.items()), grid=(count * threads, rows, 1),
+        threadgroup=(threads, 1, 1), output_shapes=shapes, output_dtypes=[mx.float32] * 3,
+    )  # fmt: skip
+    if count > 1:
+        shares = max(512 // d, 1)
+        found = _build("merge", variant.kind)(
+            inputs=[*found, _constants(count, batch * heads)],
+            template=[("D", d), ("SHARES", shares)], grid=(d * shares, batch * heads, 1),
+            threadgroup=(d * shares, 1, 1), output_shapes=[s[1:] for s in shapes],
+            output_dtypes=[mx.float32] * 3,
+        )  # fmt: skip
+    return found[0], found[1], found[2]
+
+
+def _example(variant: Variant, side: str, count: int, terms: bool) -> Block:
+    """Return ``count`` blocks of random content in the dtypes of ``variant``: 1,152 tokens."""
+    draw = np.random.default_rng(count)
+    bits, tokens, d = getattr(variant, f"{side}_bits"), 1152 // count, variant.head_dim
+    settings = replace(getattr(resolve(GearConfig(), 1)[0], side), bits=bits)
+    rows = (1, _EXAMPLE_HEADS, d if side == "k" else 1152)
+    columns, vectors = (1152, d) if side == "k" else (d, tokens)
+    n = tokens if side == "k" else d
+    group, stack, rank, kept = settings.group_size, (1, _EXAMPLE_HEADS, count), 2, max(n // 32, 1)
+    found = {
+        "codes": draw.integers(0, 1 << 32, (*rows, columns * bits // 32)),
+        "scale": draw.uniform(0.5, 1.5, (*rows, -(-columns // group))) / 2**bits,
+        "zero": draw.standard_normal((*rows, -(-columns // group))) - 0.5,
+        "left": draw.standard_normal((*stack, rank, tokens)),
+        "right": draw.standard_normal((*stack, rank, d)),
+        "outlier_index": np.sort(draw.random((*stack, vectors, n)).argsort(-1)[..., :kept]),
+        "outlier_value": draw.standard_normal((*stack, vectors, kept)) * 8,
+    }
+    dtypes = variant.dtypes[1:8] if side == "k" else variant.dtypes[8:]
+    used = list(zip(found.items(), dtypes, strict=True))[: None if terms else 3]
+    arrays = {name: mx.array(value).astype(dtype) for (name, value), dtype in used}
+    return Block(side, settings, tokens, d, rank if terms else 0, count, arrays)
+
+
+def _error(variant: Variant, count: int, terms: bool) -> float:
+    """Return how far the kernel is from plain operations on an example, relative to its largest."""
+    valid, heads = 1100, variant.group * _EXAMPLE_HEADS
+    k, v = (_example(variant, side, count, terms) for side in "kv")
+    draw = np.random.default_rng(0).standard_normal((1, heads, 1, variant.head_dim))
+    queries = mx.array(draw * 0.2).astype(variant.dtypes[0])
+    keys, values = (mx.repeat(b.reconstruct()[:, :, :valid], variant.group, axis=1) for b in (k, v))
+    scores = (queries.astype(mx.float32) * keys).sum(axis=-1)[:, :, None]
+    expected = (mx.softmax(scores, axis=-1).swapaxes(-1, -2) * values).sum(axis=-2, keepdims=True)
+    out, peak, weight = _run(variant, queries, k, v, valid)
+    lost = mx.abs(peak + mx.log(weight) - mx.logsumexp(scores, axis=-1, keepdims=True)).max()
+    far = mx.abs(out / weight - expected).max() / mx.abs(expected).max()
+    return max(lost.item(), far.item())
+
+
+@lru_cache(maxsize=256)
+def _trusted(variant: Variant) -> bool:
+    """Say whether a variant is right on this device; warn where it is not."""
+    longest_index = 256 if variant.dtypes[6] == mx.uint8 else 1152
+    cases = [(9, True), (9, False)] + [(1, True)] * (longest_index >= 1152)
+    try:
+        errors = [_error(variant, count, terms) for count, terms in cases]
+    except (RuntimeError, ValueError) as error:
+        problem = str(error).splitlines()[0]
+    else:
+        if max(errors) < _FAR:
+            return True
+        problem = f"off by {max(errors):.2g} against the MLX operations"
+    warnings.warn(
+        f"GEAR's fused decode kernel is switched off for {variant.k_bits}-bit K and "
+        f"{variant.v_bits}-bit V on {variant.kind}: {problem}.", RuntimeWarning, stacklevel=2,
+    )  # fmt: skip
+    return False

@@ -1,0 +1,89 @@
+"""Products with packed K and V that never unpack them: q·(Q(K) + L·R + S)ᵀ and p·(Q(V) + L·R + S).
+
+The base is one `mx.quantized_matmul` on the codes in the layout they are stored in; L·R goes
+down-project then up-project; S is gathered and scattered. Few queries only: `mx.quantized_matmul`
+unpacks the codes anew for every row.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from gear.block import Block
+from gear.segments import Segment
+
+
+def fits(segment: Segment) -> bool:
+    """Say whether K and V of ``segment`` lie as `mx.quantized_matmul` reads them."""
+
+    def reads(block: Block) -> bool:
+        s = block.settings
+        cols = block.tokens if block.side == "k" else block.head_dim
+        plain = s.base != "vector" and s.group_size in (32, 64, 128) and s.bits != 7
+        return "codes" in block.arrays and plain and cols % s.group_size == 0
+
+    return reads(segment.k) and reads(segment.v)
+
+
+def scores(queries: mx.array, keys: Block) -> mx.array:
+    """Return q·Kᵀ [batch, heads, m, tokens] of fp32 queries [batch, heads, m, head_dim]."""
+    out = _base(queries, keys)
+    factors = keys.low_rank()
+    if factors is not None:
+        left, right = factors  # [batch, heads, count, r, tokens] and [..., r, head_dim]
+        down = queries @ right.flatten(2, 3).swapaxes(-1, -2)
+        down = down.reshape(*out.shape[:3], keys.count, -1).swapaxes(2, 3)
+        out = out + (down @ left).swapaxes(2, 3).reshape(out.shape)
+    return _with_outliers(out, queries, keys)
+
+
+def output(weights: mx.array, values: Block) -> mx.array:
+    """Return p·V [batch, heads, m, head_dim] of fp32 weights [batch, heads, m, tokens]."""
+    out = _base(weights, values)
+    factors = values.low_rank()
+    if factors is not None:
+        left, right = factors
+        by_block = weights.reshape(*out.shape[:3], values.count, -1).swapaxes(2, 3)
+        down = (by_block @ left.swapaxes(-1, -2)).swapaxes(2, 3)
+        out = out + down.flatten(3) @ right.flatten(2, 3)
+    return _with_outliers(out, weights, values)
+
+
+def _base(rows: mx.array, block: Block) -> mx.array:
+    """Return rows [batch, heads, m, .] times the base, off its codes."""
+    s = block.settings
+    scale, zero = block.ranges()
+    return mx.quantized_matmul(
+        rows, block.arrays["codes"], scale, zero, transpose=False,
+        group_size=s.group_size, bits=s.bits,
+    )  # fmt: skip
+
+
+def _with_outliers(out: mx.array, rows: mx.array, block: Block) -> mx.array:
+    """Add rows·S: every outlier takes one entry of ``rows`` to one entry of ``out``."""
+    sparse = block.outliers()
+    if sparse is None:
+        return out
+    index, value = sparse
+    batch, heads, m, size = out.shape
+    token, channel = _where(block, index)
+    source, target = (channel, token) if block.side == "k" else (token, channel)
+    row = mx.arange(batch * heads).reshape(batch, heads, 1)
+    source = (source.reshape(batch, heads, -1) + row * rows.shape[-1]).flatten()
+    target = (target.reshape(batch, heads, -1) + row * size).flatten()
+    # m innermost: an outlier moves one run of m numbers
+    taken = rows.swapaxes(-1, -2).reshape(-1, m)[source] * value.reshape(-1, 1)
+    added = mx.zeros((batch * heads * size, m)).at[target].add(taken)
+    return out + added.reshape(batch, heads, size, m).swapaxes(-1, -2)
+
+
+def _where(block: Block, index: mx.array) -> tuple[mx.array, mx.array]:
+    """Return token (of all the block's) and channel of each outlier, shaped as ``index`` is."""
+    first = mx.arange(block.count, dtype=mx.uint32) * block.tokens
+    if index.ndim == 4:  # port order: a flat place in [tokens, head_dim]
+        return index // block.head_dim + first[:, None], index % block.head_dim
+    first = first[:, None, None]
+    vector = mx.arange(index.shape[3], dtype=mx.uint32)[:, None]
+    if block.side == "k":
+        return index + first, mx.broadcast_to(vector, index.shape)
+    return mx.broadcast_to(vector + first, index.shape), index

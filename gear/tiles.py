@@ -1,0 +1,97 @@
+"""Parts of the compressed past, small enough to be unpacked one after the other.
+
+A tile is a run of tokens of one segment: some whole blocks, or a cut of one long block. It is a
+`Block` again, so what reads a block (`Block.reconstruct`) reads a tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import mlx.core as mx
+
+from gear.block import Block
+from gear.segments import Segment
+
+_WORD_BITS = 32
+
+
+def _step(segment: Segment, tokens: int) -> int:
+    """Return where a block may be cut: a multiple of whole words and token groups."""
+    k = segment.k.settings
+    unit = math.lcm(_WORD_BITS, 1 if k.base == "vector" else k.group_size)
+    return max(tokens // unit, 1) * unit
+
+
+def tiles(segment: Segment, tokens: int) -> Iterator[tuple[Block, Block, int]]:
+    """Yield K and V of about ``tokens`` tokens at a time, with how many of them are meant."""
+    start = 0
+    for k, v in _parts(segment, tokens):
+        meant = min(segment.valid - start, k.tokens * k.count)
+        if meant <= 0:
+            return
+        yield k, v, meant
+        start += meant
+
+
+def _parts(segment: Segment, tokens: int) -> Iterator[tuple[Block, Block]]:
+    """Yield whole blocks of K and V while they are no longer than ``tokens``, else cuts of one."""
+    k, v, size = segment.k, segment.v, segment.k.tokens
+    per_tile, step = max(tokens // size, 1), _step(segment, tokens)
+    for block in range(0, k.count, per_tile):
+        some = [side.some(block, min(block + per_tile, k.count)) for side in (k, v)]
+        if size <= tokens or "codes" not in v.arrays:  # V that the port keeps exact has no codes
+            yield some[0], some[1]
+            continue
+        for first in range(0, size, step):
+            stop = min(first + step, size)
+            yield cut(some[0], first, stop), cut(some[1], first, stop)
+
+
+def cut(block: Block, start: int, stop: int) -> Block:
+    """Return tokens ``start`` to ``stop`` of a single block; start lies on a word and a group.
+
+    Outliers that lie elsewhere get the place behind the last one, which stands for none.
+    """
+    s, arrays = block.settings, dict(block.arrays)
+    if block.side == "k":
+        words = slice(start * s.bits // _WORD_BITS, -(-stop * s.bits // _WORD_BITS))
+        arrays["codes"] = arrays["codes"][..., words]
+        if s.base != "vector":
+            groups = slice(start // s.group_size, -(-stop // s.group_size))
+            for name in ("scale", "zero"):
+                arrays[name] = arrays[name][..., groups]
+                if f"{name}_grid" in arrays:
+                    arrays[f"{name}_grid"] = arrays[f"{name}_grid"][..., groups, :]
+    else:
+        for name in ("codes", "scale", "zero"):
+            arrays[name] = arrays[name][..., start:stop, :]
+    if "left" in arrays:
+        f = s.factor_bits
+        span = slice(start, stop)
+        if f < 16:
+            span = slice(start * f // _WORD_BITS, -(-stop * f // _WORD_BITS))
+        arrays["left"] = arrays["left"][..., span]
+    tile = replace(block, arrays=arrays, tokens=stop - start)
+    if "outlier_index" in arrays:
+        _cut_outliers(block, tile, start, stop)
+    return tile
+
+
+def _cut_outliers(block: Block, tile: Block, start: int, stop: int) -> None:
+    """Put the outliers of ``tile``, tokens ``start`` to ``stop`` of ``block``, into its arrays."""
+    index = block.arrays["outlier_index"]
+    flat = index.ndim == 4
+    if block.side == "v" and not flat:  # a vector is a token
+        for name in ("outlier_index", "outlier_value", "outlier_scale"):
+            if name in tile.arrays:
+                tile.arrays[name] = block.arrays[name][..., start:stop, :]
+        return
+    unit = block.head_dim if flat else 1
+    low, high = start * unit, stop * unit
+    places = index.astype(mx.uint32)
+    inside = (places >= low) & (places < high)
+    tile.arrays["outlier_index"] = mx.where(inside, places - low, high - low)
+    tile.spare = True
