@@ -9,6 +9,7 @@ from gear.bytes import CacheBytes
 from gear.exact import native_bytes
 from gear.generation import fresh_caches
 from gear.methods import Method
+from gear.routing import Route
 
 
 class Caches:
@@ -22,8 +23,10 @@ class Caches:
 
     @property
     def coverage(self) -> dict[str, int]:
-        """Count the layers and those the method covers."""
-        return {"layers": len(self.layers), "covered_layers": len(self.covered)}
+        """Count the layers, those the method covers, and those whose attention is packed."""
+        packed = sum(getattr(cache, "route", None) is not None for cache in self.layers)
+        covered = len(self.covered)
+        return {"layers": len(self.layers), "covered_layers": covered, "packed_layers": packed}
 
     def flush(self) -> None:
         """Compress what is due in every covered layer."""
@@ -62,10 +65,11 @@ class Caches:
         }
 
 
-def make_caches(model: Any, method: Method) -> Caches:
+def make_caches(model: Any, method: Method, route: Route | None = None) -> Caches:
     """Return fresh caches for ``model``: the method's wherever it would use a plain ``KVCache``.
 
-    Sliding-window, SSM and chunked layers keep their own cache; see `Caches.coverage`.
+    Sliding-window, SSM and chunked layers keep their own cache; see `Caches.coverage`. GEAR's
+    caches on the layers of ``route`` attend to what they store.
     """
-    layers = fresh_caches(model, method)
+    layers = fresh_caches(model, method, route)
     return Caches(layers, [i for i, cache in enumerate(layers) if hasattr(cache, "cache_bytes")])

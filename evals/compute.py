@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from evals.job import FP16, build_method
 from evals.logprobs import LogprobStore
 from evals.prefill import PrefillStore
 from evals.record import FINISHED, SAMPLES, SampleWriter, failure, record_dir
-from evals.schema import DatasetConfig
+from evals.schema import DatasetConfig, EvalConfig
 from evals.tasks import make_task
 from evals.tasks.base import Context
+from gear.routing import routed
 
 
 def compute(spec: dict[str, Any], progress: Callable[[int, int, int], None]) -> dict[str, Any]:
@@ -38,10 +40,13 @@ def compute(spec: dict[str, Any], progress: Callable[[int, int, int], None]) -> 
     config = spec["config"]
     _use_backend(config["backend"])
     mx.random.seed(config["seed"])
-    context = _context(spec, progress)
-    task = make_task(config)
     samples = []
-    with SampleWriter(record_dir(Path(spec["root"]), spec["key"]) / SAMPLES) as writer:
+    with ExitStack() as stack:
+        context = _context(spec, progress, stack)
+        task = make_task(config)
+        writer = stack.enter_context(
+            SampleWriter(record_dir(Path(spec["root"]), spec["key"]) / SAMPLES)
+        )
         for sample in task.samples(context):
             writer.write(sample)
             samples.append(sample)
@@ -99,17 +104,22 @@ def _documents(spec: dict[str, Any]) -> list[Document]:
     return documents
 
 
-def _context(spec: dict[str, Any], progress: Callable[[int, int, int], None]) -> Context:
-    """Return what the job's task runs with."""
+def _context(
+    spec: dict[str, Any], progress: Callable[[int, int, int], None], stack: ExitStack
+) -> Context:
+    """Return what the job's task runs with; ``stack`` ends the packed attention with the job."""
     model, tokenizer, prefills = _model(json.dumps(spec["model"]), spec["config"]["dtype"])
     method, exact = build_method(spec["cache"]), build_method(FP16)
+    measured, route = EvalConfig(**spec["config"]["eval"]), None
+    if method.uses_gear and measured.attention == "packed":
+        route = stack.enter_context(routed(model, measured.tile_tokens))
     return Context(
         model=model,
         tokenizer=tokenizer,
         documents=_documents(spec),
         config=spec["config"],
         method=method,
-        make_caches=partial(make_caches, model, method),
+        make_caches=partial(make_caches, model, method, route),
         exact_method=exact,
         make_exact_caches=partial(make_caches, model, exact),
         logprobs=LogprobStore(Path(spec["root"]), spec["baseline_key"]),

@@ -79,7 +79,11 @@ def _arm(
     method = build_method(cache)
     layers = method.plan(model.n_layers)
     method.check_shape(model.n_layers, model.kv_heads, model.head_dim_k, model.head_dim_v)
-    config = plain({**config, "cache": {"name": cache["name"], "layers": layers}})
+    measured = config["eval"]
+    if not method.uses_gear:  # how GEAR attends is nothing to the others
+        measured = {n: v for n, v in measured.items() if n not in ("attention", "tile_tokens")}
+    own = {"eval": measured, "cache": {"name": cache["name"], "layers": layers}}
+    config = plain({**config, **own})
     key = run_key(config)
     identity = {"key": key, "baseline_key": key, "config": config, "cache": _plain_cache(cache)}
     return Job(key, config, plain({**spec, **identity}), baseline=None)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised whenever the same config may give another result; part of every key."""
 
 FINISHED, FAILED = "FINISHED", "FAILED"

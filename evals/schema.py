@@ -91,6 +91,10 @@ class EvalConfig:
     """exact (over an exact cache, then compressed at once) or streaming (through the cache)."""
     prefill_chunk: int = 2048
     """Tokens per prefill call."""
+    attention: str = "packed"
+    """packed (GEAR's caches attend to what they store) or dense (K and V reconstructed first)."""
+    tile_tokens: int = 1024
+    """Tokens that packed attention unpacks at a time where many queries attend."""
     allow_uncompressed: bool = False
     """Let a run pass whose compressed share is too small to mean anything; the table is marked."""
     bootstrap_samples: int = 2000

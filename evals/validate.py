@@ -23,6 +23,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "eval.task": ("perplexity", "reconstruction"),
     "eval.protocol": ("decode", "prefix", "oneshot"),
     "eval.prefill": ("exact", "streaming"),
+    "eval.attention": ("packed", "dense"),
     "device": ("auto", "cpu", "metal", "cuda"),
 }
 """The allowed values of every setting that is a name."""
@@ -40,6 +41,7 @@ LOWEST: dict[str, float] = {
     "eval.scored_tokens": 1,
     "eval.chunk": 1,
     "eval.prefill_chunk": 1,
+    "eval.tile_tokens": 1,
     "eval.bootstrap_samples": 1,
     "seed": 0,
 }

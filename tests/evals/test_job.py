@@ -24,6 +24,7 @@ EFFECTIVE: dict[str, Any] = {
     "eval.name": "other", "eval.protocol": "prefix", "eval.task": "reconstruction",
     "eval.prefill_tokens": 192, "eval.scored_tokens": 65, "eval.chunk": 16,
     "eval.prefill": "streaming", "eval.prefill_chunk": 64, "eval.allow_uncompressed": True,
+    "eval.attention": "dense", "eval.tile_tokens": 64,
     "eval.bootstrap_samples": 60, "eval.confidence": 0.9,
     "gear.bits": 4, "gear.base": "vector", "gear.group_size": 32, "gear.n_b": 128, "gear.rank": 8,
     "gear.rank_decode": 4, "gear.max_rank": 8, "gear.energy": "nuclear",

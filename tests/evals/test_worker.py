@@ -66,7 +66,7 @@ def test_a_body_and_its_samples(tmp_path: Path, worker: Worker) -> None:
     assert body["status"] == "FINISHED", body
     samples = store.read_samples(store.record_dir(tmp_path, job.key) / "samples.jsonl")
     assert len(samples) == 2
-    assert body["coverage"] == {"layers": 2, "covered_layers": 2}
+    assert body["coverage"] == {"layers": 2, "covered_layers": 2, "packed_layers": 2}
     assert body["metrics"]["guard/tokens_compressed"] > 0
     layers = body["bytes"]["per_layer"]
     assert sum(layer["stored_bytes"] for layer in layers) == body["metrics"]["kv/stored_bytes"]
