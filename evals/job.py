@@ -17,6 +17,7 @@ from evals import blas, models
 from evals.data import content_hash, load_documents
 from evals.record import PROTOCOL_VERSION, plain, run_key
 from evals.schema import Config, DatasetConfig
+from evals.settings import OF_PACKED_ATTENTION
 from evals.tasks import check_settings
 from gear.config import GearConfig, LayerConfig, SettingError, SideConfig
 from gear.methods import METHODS, Method, load_method

@@ -10,6 +10,9 @@ import json
 from itertools import groupby
 from typing import Any
 
+OF_PACKED_ATTENTION = ("eval.attention", "eval.tile_tokens")
+"""Settings that only methods with packed attention have."""
+
 _NOT_IN_LABELS = ("model.weight_hash", "dataset.content_hash", "dataset.n_documents")
 """They follow from other settings and would only lengthen a label."""
 
@@ -62,7 +65,8 @@ def labels(configs: list[dict[str, Any]]) -> list[str]:
     """Return one label a config: the cache's name and, in brackets, what varies among them.
 
     Settings are compared among configs whose option in that group has the same name: that KIVI's
-    rank is 0 and GEAR's 4 is what their names say, GEAR's 4 against 8 is not.
+    rank is 0 and GEAR's 4 is what their names say, GEAR's 4 against 8 is not. How packed attention
+    runs is nothing to a method without it, so there it does not differ.
     """
     flats = [flatten(config) for config in configs]
     varied: list[list[str]] = [[] for _ in flats]
@@ -75,6 +79,8 @@ def labels(configs: list[dict[str, Any]]) -> list[str]:
             peers = (
                 flats if name == option else [f for f in flats if f.get(option) == flat.get(option)]
             )
+            if name in OF_PACKED_ATTENTION:
+                peers = [f for f in peers if name in f]
             if name in flat and any(peer.get(name) != flat[name] for peer in peers):
                 varied[index].append(f"{group if name == option else name}={flat[name]}")
     names = [flat.get("cache.name", "?") for flat in flats]

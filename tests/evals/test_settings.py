@@ -71,3 +71,11 @@ def test_another_model_shows_by_its_name_alone() -> None:
 
 def test_nameless_settings_show_where_they_vary() -> None:
     assert labels([config(), config(seed=1)]) == ["gear (seed=0)", "gear (seed=1)"]
+
+
+def test_how_packed_attention_runs_shows_only_among_those_that_have_it() -> None:
+    packed, dense = (config(eval={"attention": a}) for a in ("packed", "dense"))
+    assert labels([config("fp16"), packed]) == ["fp16", "gear"]
+    assert labels([config("fp16"), packed, dense]) == [
+        "fp16", "gear (eval.attention=packed)", "gear (eval.attention=dense)",
+    ]  # fmt: skip
