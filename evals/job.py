@@ -82,7 +82,7 @@ def _arm(
     method.check_shape(model.n_layers, model.kv_heads, model.head_dim_k, model.head_dim_v)
     measured = config["eval"]
     if not method.uses_gear:  # how GEAR attends is nothing to the others
-        measured = {n: v for n, v in measured.items() if n not in ("attention", "tile_tokens")}
+        measured = {n: v for n, v in measured.items() if f"eval.{n}" not in OF_PACKED_ATTENTION}
     own = {"eval": measured, "cache": {"name": cache["name"], "layers": layers}}
     config = plain({**config, **own})
     key = run_key(config)

@@ -176,7 +176,7 @@ def _sizes(k: Block, v: Block, valid: int, tiles: int, parts: int) -> dict[str, 
         "k_group": _along(k), "v_group": _along(v), "k_rank": k.rank, "v_rank": v.rank,
         "k_kept": kept[0], "v_kept": kept[1], "kv_heads": heads,
         "v_scale_heads": v.arrays["scale"].shape[1], "parts": parts,
-        "row_count": batch * heads * parts,
+        "row_count": batch * heads * parts, "one": 0x3F800000,
     }  # fmt: skip
 
 

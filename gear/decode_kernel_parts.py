@@ -60,14 +60,6 @@ struct Sums {
 };
 
 template <int BITS, int G>
-FUNCTION void scale_sums(LOCAL Sums<BITS, G>& s, Heads<G> factor) {
-#pragma unroll
-    for (int i = 0; i < 32 / BITS; ++i) EACH_HEAD s.code[i].of[g] *= factor.of[g];
-    EACH_HEAD s.one.of[g] *= factor.of[g];
-    EACH_HEAD s.zero.of[g] *= factor.of[g];
-}
-
-template <int BITS, int G>
 FUNCTION void clear(LOCAL Sums<BITS, G>& s) {
 #pragma unroll
     for (int i = 0; i < 32 / BITS; ++i) s.code[i] = filled<G>(0.0f);
@@ -83,9 +75,10 @@ FUNCTION Heads<G> total(LOCAL const Sums<BITS, G>& s, int i) {
     return x;
 }
 
+// `one` holds the bits of 1.0f, unknown to the compiler: mask and exponent are then one instruction.
 template <int BITS, int G>
 FUNCTION void add_word(
-    LOCAL Sums<BITS, G>& s, unsigned word, Heads<G> weight, float scale, float zero) {
+    LOCAL Sums<BITS, G>& s, unsigned word, Heads<G> weight, float scale, float zero, unsigned one) {
     const int together = BITS == 2 ? 2 : 1;
     add(s.zero, weight, zero);
     EACH_HEAD weight.of[g] *= scale;
@@ -95,19 +88,22 @@ FUNCTION void add_word(
         const int left = 23 - together * BITS - i / together * together * BITS;
         const unsigned top = left >= 0 ? word << (left & 31) : word >> (-left & 31);
         const unsigned mask = ((1u << BITS) - 1u) << (23 - (together - i % together) * BITS);
-        add(s.code[i], weight, AS_FLOAT((top & mask) | 0x3F800000u));
+        add(s.code[i], weight, AS_FLOAT((top & mask) | one));
     }
 }
 
 template <int BITS, int G, typename S, typename Z>
 FUNCTION void add_words(
     LOCAL Sums<BITS, G>& s, GLOBAL const unsigned* codes, unsigned words, GLOBAL const S* scale,
-    GLOBAL const Z* zero, unsigned groups, SHARED const Heads<G>* weight, unsigned from,
-    unsigned end, unsigned step) {
+    GLOBAL const Z* zero, unsigned groups, SHARED const Heads<G>* weight, unsigned step,
+    unsigned n, unsigned one) {
 #pragma unroll 4
-    for (unsigned i = from; i < end; i += step) {
-        add_word<BITS, G>(
-            s, codes[i * words], weight[i], float(scale[i * groups]), float(zero[i * groups]));
+    for (unsigned i = 0; i < n; ++i) {
+        add_word<BITS, G>(s, *codes, *weight, float(*scale), float(*zero), one);
+        codes += words;
+        scale += groups;
+        zero += groups;
+        weight += step;
     }
 }
 

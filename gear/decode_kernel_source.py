@@ -54,7 +54,7 @@ PLACE = {
 # Sizes: one array, in this order.
 SIZES = (
     "valid", "tokens", "count", "tiles", "k_group", "v_group", "k_rank", "v_rank", "k_kept",
-    "v_kept", "kv_heads", "v_scale_heads", "parts", "row_count",
+    "v_kept", "kv_heads", "v_scale_heads", "parts", "row_count", "one",
 )  # fmt: skip
 INPUTS = ("queries", "sizes") + tuple(
     f"{side}_{name}"
@@ -78,8 +78,6 @@ _BODY = """
         rest[d] = filled<G>(0.0f);
     }
     Heads<G> top = filled<G>(-3e38f), mass = filled<G>(0.0f);
-    Sums<V_BITS, G> sums;
-    clear<V_BITS, G>(sums);
     GROUP_BARRIER;
     for (unsigned tile = split * tiles; tile < (split + 1) * tiles && tile * TILE < valid; ++tile) {
         Span at;
@@ -101,7 +99,7 @@ _BODY = """
             clear<K_BITS, G>(scores);
             add_words<K_BITS, G>(
                 scores, k_codes + channel * k_words + t / K_PER, k_words, k_scale + scale,
-                k_zero + scale, k_groups, query + simd * SHARE, 0, SHARE, 1);
+                k_zero + scale, k_groups, query + simd * SHARE, 1, SHARE, one);
 #pragma unroll
             for (int i = 0; i < K_PER; ++i) {
                 copy[spread<K_BITS>(word * K_PER + i)] = total<K_BITS, G>(scores, i);
@@ -115,7 +113,7 @@ _BODY = """
         }
         GROUP_BARRIER;
 
-        // p = exp(score - peak) in place of the first copy; all that was summed is scaled to it
+        // p = exp(score - peak) in place of the first copy; what was summed is scaled to it
         const Heads<G> before = top;
         Heads<G> score[TILE / 32 / SIMDS];
 #pragma unroll
@@ -141,7 +139,6 @@ _BODY = """
         Heads<G> factor;
         EACH_HEAD factor.of[g] = exp(before.of[g] - top.of[g]);
         EACH_HEAD mass.of[g] *= factor.of[g];
-        scale_sums<V_BITS, G>(sums, factor);
         for (unsigned d = me; d < D; d += 32 * SIMDS) EACH_HEAD rest[d].of[g] *= factor.of[g];
 #pragma unroll
         for (int i = 0; i < TILE / 32 / SIMDS; ++i) {
@@ -156,13 +153,16 @@ _BODY = """
         // output: the base, a thread a word of channels; S into slots; L·R and the slots into rest
         SHARED Heads<G>* slots = scratch + TILE;
         weigh<G>(rows, v_left + block * v_rank * tokens, v_rank, scratch, at, simd, SIMDS, lane);
-        if (my_token < ABREAST) {
-            const size_t token = size_t(kv) * stored + at.first;
-            const size_t scale = (size_t(v_scale_row) * stored + at.first) * v_groups;
-            const unsigned group = my_word * V_PER / v_group;
+        Sums<V_BITS, G> sums;
+        clear<V_BITS, G>(sums);
+        if (my_token < ABREAST && my_token < at.count) {
+            const size_t token = size_t(kv) * stored + at.first + my_token;
+            const size_t scale = (size_t(v_scale_row) * stored + at.first + my_token) * v_groups
+                + my_word * V_PER / v_group;
             add_words<V_BITS, G>(
-                sums, v_codes + token * V_WORDS + my_word, V_WORDS, v_scale + scale + group,
-                v_zero + scale + group, v_groups, scratch, my_token, at.count, ABREAST);
+                sums, v_codes + token * V_WORDS + my_word, ABREAST * V_WORDS, v_scale + scale,
+                v_zero + scale, ABREAST * v_groups, scratch + my_token, ABREAST,
+                (at.count - my_token + ABREAST - 1) / ABREAST, one);
         }
         if (v_kept > 0) {
             for (unsigned i = me; i < SLOTS * D; i += 32 * SIMDS) slots[i] = filled<G>(0.0f);
@@ -174,32 +174,34 @@ _BODY = """
         GROUP_BARRIER;
         for (unsigned d = me; d < D; d += 32 * SIMDS) {
             Heads<G> sum = rest[d];
+#pragma unroll 2
             for (unsigned r = 0; r < at.blocks * v_rank; ++r) {
                 add(sum, rows[r], float(v_right[(block * v_rank + r) * D + d]));
             }
-            for (unsigned s = 0; s < SLOTS && v_kept > 0; ++s) add(sum, slots[s * D + d], 1.0f);
+#pragma unroll 2
+            for (unsigned s = 0; s < (v_kept > 0 ? SLOTS : 0); ++s) add(sum, slots[s * D + d], 1.0f);
             rest[d] = sum;
         }
-        GROUP_BARRIER;
-    }
-
-    // the threads' sums, as many tokens abreast as scratch holds
-    const unsigned fit = SCRATCH / D;
-    for (unsigned from = 0; from < ABREAST; from += fit) {
-        if (my_token >= from && my_token < from + fit && my_token < ABREAST) {
+        // the threads' sums, as many tokens abreast as scratch holds
+        const unsigned fit = SCRATCH / D;
+        for (unsigned from = 0; from < ABREAST; from += fit) {
+            GROUP_BARRIER;
+            if (my_token >= from && my_token < from + fit && my_token < ABREAST) {
 #pragma unroll
-            for (int i = 0; i < V_PER; ++i) {
-                scratch[(my_token - from) * D + spread<V_BITS>(my_word * V_PER + i)] =
-                    total<V_BITS, G>(sums, i);
+                for (int i = 0; i < V_PER; ++i) {
+                    scratch[(my_token - from) * D + spread<V_BITS>(my_word * V_PER + i)] =
+                        total<V_BITS, G>(sums, i);
+                }
             }
-        }
-        GROUP_BARRIER;
-        for (unsigned d = me; d < D; d += 32 * SIMDS) {
-            Heads<G> sum = rest[d];
-            for (unsigned t = 0; t < fit && from + t < ABREAST; ++t) {
-                add(sum, scratch[t * D + spread<V_BITS>(d)], 1.0f);
+            GROUP_BARRIER;
+            for (unsigned d = me; d < D; d += 32 * SIMDS) {
+                Heads<G> sum = rest[d];
+#pragma unroll 2
+                for (unsigned t = 0; t < fit && from + t < ABREAST; ++t) {
+                    add(sum, scratch[t * D + spread<V_BITS>(d)], 1.0f);
+                }
+                rest[d] = sum;
             }
-            rest[d] = sum;
         }
         GROUP_BARRIER;
     }
