@@ -19,6 +19,7 @@ import mlx.core as mx
 
 from gear import packed
 from gear.exact_tokens import ExactTokens
+from gear.placement import release
 from gear.tiles import tiles
 
 if TYPE_CHECKING:
@@ -174,6 +175,7 @@ def _packed_partial(segment: Segment, queries: mx.array, mask: mx.array | None) 
     k, v, valid = segment.k, segment.v, segment.valid
     scores = packed.scores(queries.flatten(2, 3), k)[..., :valid]
     peak, weights, weight = _softmax(scores.reshape(*queries.shape[:4], -1), mask)
+    release(peak, weights, weight)  # what K took is freed before V takes as much
     weights = mx.pad(weights.flatten(2, 3), [(0, 0)] * 3 + [(0, segment.tokens - valid)])
     return packed.output(weights, v).reshape(*queries.shape[:4], -1), peak, weight
 

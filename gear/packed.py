@@ -68,7 +68,7 @@ def _with_outliers(out: mx.array, rows: mx.array, block: Block) -> mx.array:
     batch, heads, m, size = out.shape
     token, channel = _where(block, index)
     source, target = (channel, token) if block.side == "k" else (token, channel)
-    row = mx.arange(batch * heads).reshape(batch, heads, 1)
+    row = mx.arange(batch * heads, dtype=mx.uint32).reshape(batch, heads, 1)
     source = (source.reshape(batch, heads, -1) + row * rows.shape[-1]).flatten()
     target = (target.reshape(batch, heads, -1) + row * size).flatten()
     # m innermost: an outlier moves one run of m numbers
