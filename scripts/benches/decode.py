@@ -3,13 +3,13 @@
 On a CPU the bundled model in fp32 (where it was fetched), on a GPU the shape of llama-3.2-1B with
 random weights in fp16, behind ``--context`` tokens of random K and V. A timing is n_b = 64 steps,
 so that the block that GEAR forms is in it, divided by 64. On a CPU, where the package
-veloxquant-mlx is installed, its gear takes its turns too: in whole steps, and in updates of one
-layer (append, and compression amortised over a block; 8 KV heads, D = 128).
+veloxquant-mlx is installed, its gear takes its turns too: in whole steps; and in one layer of 32
+query and 8 KV heads with D = 128, in updates (append, and compression amortised over a block) and
+in update and attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
@@ -17,16 +17,18 @@ from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models import llama
 from mlx_lm.models.cache import KVCache
 
 from benches.llama import KINDS, build, caches_of, fill, kv_shape
 from benches.memory import decode
 from benches.timing import MIB, Options, Row, at_least, device, in_turns
+from gear.cache import GearCache
 
 CONTEXT = 8192
 STEPS = 64
 REPEATS = 3
-UPDATE_SHAPE = (8, 128)
+QUERY_HEADS, LAYER_SHAPE = 32, (8, 128)
 STEP_FASTER, UPDATE_FASTER = 2.5, 10
 OURS, PEER = "GEAR 2-bit", "veloxquant-mlx gear"
 PEER_MODULE = "veloxquant_mlx"
@@ -42,7 +44,7 @@ def run(options: Options) -> list[Row]:
     dtype = getattr(mx, options.dtype or ("float32" if where == "cpu" else "float16"))
     name, model = _model(where, options, dtype)
     rows = _whole_steps(name, model, options, dtype)
-    return rows + _updates(model, options, dtype) if where == "cpu" else rows
+    return rows + _one_layer(model, options, dtype) if where == "cpu" else rows
 
 
 def _model(where: str, options: Options, dtype: mx.Dtype) -> tuple[str, Any]:
@@ -114,30 +116,50 @@ def _peer_caches(model: Any, shape: tuple[int, int], tokens: int) -> list[Any]:
     return caches
 
 
-def _updates(model: Any, options: Options, dtype: mx.Dtype) -> list[Row]:
-    """Return the time of one update of one layer, ours and the peer's, at ``context`` tokens."""
-    context, size = options.context or CONTEXT, (2, 1, UPDATE_SHAPE[0], 1, UPDATE_SHAPE[1])
-    new = mx.random.normal(size, dtype=dtype, key=mx.random.key(1))
-    mx.eval(new)
-    with caches_of(OURS, model) as caches:
-        own = caches[0]
-        fill([own], UPDATE_SHAPE, context, dtype, options.fill)
-        runs = {OURS: partial(_update, own, new, lambda: own.buffer.arrays)}
-        if find_spec(PEER_MODULE):
-            peer = _peer_caches(model, UPDATE_SHAPE, context)[0]
-            runs[PEER] = partial(_update, peer, new, lambda: [peer.keys, peer.values])
-        timed = in_turns(runs, options.repeats or REPEATS, STEPS)
-    times = {kind: row["median_ms"] for kind, row in timed.items()}
-    what = f"an update of one layer at {context} tokens, 8 KV heads, D=128"
-    for kind, row in timed.items():
-        row["name"] = f"{kind}: {what}"
-    return [*timed.values(), _against_peer(what, times, UPDATE_FASTER)]
+def _one_layer(model: Any, options: Options, dtype: mx.Dtype) -> list[Row]:
+    """Return the time of an update of one layer, and of update and attention; ours and the peer's.
+
+    ``model`` lends the place where a llama of mlx-lm attends; shapes are the layer's own.
+    """
+    context = options.context or CONTEXT
+    rows: list[Row] = []
+    for what, step in (("an update", _update), ("update and attention", _attend)):
+        with caches_of(OURS, model) as (own, *_):
+            fill([own], LAYER_SHAPE, context, dtype, options.fill)
+            caches = {OURS: own}
+            if find_spec(PEER_MODULE):
+                caches[PEER] = _peer_caches(model, LAYER_SHAPE, context)[0]
+            runs = {kind: partial(step, cache, dtype) for kind, cache in caches.items()}
+            timed = in_turns(runs, options.repeats or REPEATS, STEPS)
+        heads, head_dim = LAYER_SHAPE
+        name = f"{what} of one layer at {context} tokens, {heads} KV heads, D={head_dim}"
+        times = {kind: row["median_ms"] for kind, row in timed.items()}
+        rows += [row | {"name": f"{kind}: {name}"} for kind, row in timed.items()]
+        rows.append(_against_peer(name, times, UPDATE_FASTER if step is _update else STEP_FASTER))
+    return rows
 
 
-def _update(cache: Any, new: mx.array, changed: Callable[[], list[mx.array]]) -> None:
+def _new(dtype: mx.Dtype, heads: int) -> mx.array:
+    """Return random vectors [1, heads, 1, D] of one token."""
+    return mx.random.normal((1, heads, 1, LAYER_SHAPE[1]), dtype=dtype, key=mx.random.key(heads))
+
+
+def _update(cache: Any, dtype: mx.Dtype) -> None:
     """Bring one token after another into ``cache`` and compute what each changes."""
-    keys, values = new
+    new = _new(dtype, LAYER_SHAPE[0])
     for _ in range(STEPS):
-        cache.update_and_fetch(keys, values)
-        mx.eval(changed())
+        cache.update_and_fetch(new, new)
+        held = cache.buffer.arrays if isinstance(cache, GearCache) else [cache.keys, cache.values]
+        mx.eval(held)
     mx.eval(cache.state)
+
+
+def _attend(cache: Any, dtype: mx.Dtype) -> None:
+    """Bring one token after another into ``cache`` and attend as a llama of mlx-lm does."""
+    new, queries = _new(dtype, LAYER_SHAPE[0]), _new(dtype, QUERY_HEADS)
+    for _ in range(STEPS):
+        keys, values = cache.update_and_fetch(new, new)
+        # looked up at each call, as a model does: GEAR's route replaces it
+        attention = llama.scaled_dot_product_attention  # pyright: ignore[reportPrivateImportUsage]
+        scale = LAYER_SHAPE[1] ** -0.5
+        mx.eval(attention(queries, keys, values, cache=cache, scale=scale, mask=None))
