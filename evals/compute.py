@@ -86,9 +86,11 @@ def _use_backend(backend: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def _model(info: str, dtype: str) -> tuple[Any, models.Tokenizer, PrefillStore]:
+def _model(
+    info: str, dtype: str, memory_gib: float, spill: Path | None
+) -> tuple[Any, models.Tokenizer, PrefillStore]:
     """Return the worker's model, loaded once, and the exact prefills that its jobs share."""
-    return *models.load(json.loads(info), dtype), PrefillStore()
+    return *models.load(json.loads(info), dtype), PrefillStore(memory_gib, spill)
 
 
 def _documents(spec: dict[str, Any]) -> list[Document]:
@@ -108,7 +110,10 @@ def _context(
     spec: dict[str, Any], progress: Callable[[int, int, int], None], stack: ExitStack
 ) -> Context:
     """Return what the job's task runs with; ``stack`` ends the packed attention with the job."""
-    model, tokenizer, prefills = _model(json.dumps(spec["model"]), spec["config"]["dtype"])
+    model, tokenizer, prefills = _model(
+        json.dumps(spec["model"]), spec["config"]["dtype"],
+        spec["prefill_memory_gib"], Path(spec["scratch"]) if spec["prefill_spill"] else None,
+    )  # fmt: skip
     method, exact = build_method(spec["cache"]), build_method(FP16)
     measured, route = EvalConfig(**spec["config"]["eval"]), None
     if method.uses_gear and measured.attention == "packed":

@@ -11,14 +11,15 @@ import copy
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 
 from evals.caches import Caches
 
-MAX_BYTES = 2 << 30
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,16 @@ def hand_over(state: PrefillState, caches: Caches) -> None:
 
 
 class PrefillStore:
-    """Exact prefills of one model, least recently used out beyond ``max_bytes``."""
+    """Exact prefills of one model, least recently used out beyond ``memory_gib``.
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self.max_bytes = max_bytes
+    Those that go out are kept in the folder ``spill``, if one is given, and come back as they were.
+    """
+
+    def __init__(self, memory_gib: float = 2.0, spill: Path | None = None) -> None:
+        self.max_bytes = int(memory_gib * _GIB)
         self._states: OrderedDict[tuple[int, ...], PrefillState] = OrderedDict()
+        self._folder = spill
+        self._spilled: dict[tuple[int, ...], Path] = {}
 
     @property
     def nbytes(self) -> int:
@@ -82,11 +88,22 @@ class PrefillStore:
         what ran before it. A prefill over the bound is returned but not kept.
         """
         key = (chunk, *tokens)
-        if key in self._states:
-            self._states.move_to_end(key)
-            return self._states[key], True
-        state = exact_prefill(model, tokens, chunk)
+        reused = key in self._states or key in self._spilled
+        state = self._states.pop(key, None)
+        if state is None and reused:
+            layers: Any = load_prompt_cache(str(self._spilled[key]))
+            state = PrefillState(layers, len(tokens))
+        if state is None:
+            state = exact_prefill(model, tokens, chunk)
         self._states[key] = state
         while self._states and self.nbytes > self.max_bytes:
-            self._states.popitem(last=False)
-        return state, False
+            self._put_out(*self._states.popitem(last=False))
+        return state, reused
+
+    def _put_out(self, key: tuple[int, ...], state: PrefillState) -> None:
+        """Write a prefill that memory has no room for to disk, once, where that is asked for."""
+        if self._folder is None or key in self._spilled:
+            return
+        path = self._folder / f"{len(self._spilled)}.safetensors"
+        save_prompt_cache(str(path), state.layers)
+        self._spilled[key] = path

@@ -125,6 +125,10 @@ class JobConfig:
     """Wall-clock seconds; null = none."""
     memory_limit_gib: float | None = None
     """Resident memory of the worker in GiB; null = none."""
+    prefill_memory_gib: float = 2.0
+    """Exact prefills that the jobs of a sweep share, in GiB; the least recently used go first."""
+    prefill_spill: bool = False
+    """Keep on disk what goes, in the worker's temporary folder, instead of forgetting it."""
 
 
 @dataclass

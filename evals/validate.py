@@ -47,7 +47,7 @@ LOWEST: dict[str, float] = {
 }
 """The smallest allowed value of every count; null passes where the schema allows it."""
 
-ABOVE_ZERO = ("job.time_limit_s", "job.memory_limit_gib")
+ABOVE_ZERO = ("job.time_limit_s", "job.memory_limit_gib", "job.prefill_memory_gib")
 _RANKS = ("gear.rank", "gear.k.rank", "gear.v.rank")
 
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Self
 
 import psutil
@@ -36,12 +37,16 @@ Watch = Callable[[dict[str, Any]], None]
 
 
 class Worker:
-    """A worker process, started with its first job and kept for the next ones of the same model."""
+    """A worker process, started with its first job and kept for the next ones of the same model.
+
+    What it puts in its scratch folder ends with it, however it ends.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._holds: tuple[Any, ...] = ()
+        self._scratch: TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -75,8 +80,9 @@ class Worker:
             self.close()
             process = self._start(log)
             self._holds = holds
+        job = {**spec, "scratch": self._scratch.name if self._scratch else None}
         with contextlib.suppress(BrokenPipeError):  # it is dead, which its exit will tell
-            print(json.dumps({"run": spec}, allow_nan=False), file=process.stdin, flush=True)
+            print(json.dumps({"run": job}, allow_nan=False), file=process.stdin, flush=True)
         return process
 
     def _start(self, log: Path) -> subprocess.Popen[str]:
@@ -86,6 +92,7 @@ class Worker:
         # -P: the user's folder is not searched for modules. The process group of its own keeps
         # Ctrl-C with the parent, which then ends the worker.
         command = [sys.executable, "-P", "-m", "evals.worker"]
+        self._scratch = TemporaryDirectory(prefix="gear-worker-")
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603
                 command,
@@ -146,6 +153,9 @@ class Worker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
 
     def kill(self) -> None:
         """End the process at once."""

@@ -35,7 +35,8 @@ def metrics(smollm2: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     jobs = {"decode": _job("decode"), "oneshot": _job("oneshot"), "single": _job("decode", chunk=1)}
     fp16 = replace(jobs["decode"], cache={"name": "fp16", "_target_": METHODS["fp16"]})
     fp16_oneshot = replace(jobs["oneshot"], cache=fp16.cache)
-    jobs |= {"fp16": fp16, "fp16 oneshot": fp16_oneshot}
+    dense = replace(jobs["decode"], eval=replace(jobs["decode"].eval, attention="dense"))
+    jobs |= {"fp16": fp16, "fp16 oneshot": fp16_oneshot, "dense": dense}
     with Session(root, [], list(jobs.values())) as session:
         records = {name: session.run(job) for name, job in jobs.items()}
     assert {record["status"] for record in records.values()} == {"FINISHED"}, records
@@ -60,6 +61,16 @@ def test_calls_of_a_block_equal_token_by_token(metrics: dict[str, dict[str, floa
     assert single["quality/ppl_token/decode-chunk1"] == pytest.approx(ppl, rel=0.01)
     assert abs(single["fidelity/delta_nll"] - calls["fidelity/delta_nll"]) < 0.01
     assert single["kv/stored_bytes"] == calls["kv/stored_bytes"]
+
+
+def test_packed_attention_scores_as_reconstruction_does(
+    metrics: dict[str, dict[str, float]],
+) -> None:
+    packed, dense = metrics["decode"], metrics["dense"]
+    ppl = dense["quality/ppl_token/decode"]
+    assert packed["quality/ppl_token/decode"] == pytest.approx(ppl, rel=1e-3)
+    assert packed["fidelity/kl_mean"] == pytest.approx(dense["fidelity/kl_mean"], rel=0.01)
+    assert packed["kv/stored_bytes"] == pytest.approx(dense["kv/stored_bytes"], rel=1e-3)
 
 
 def test_the_default_preset_stores_a_quarter(metrics: dict[str, dict[str, float]]) -> None:

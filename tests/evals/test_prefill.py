@@ -124,7 +124,7 @@ def test_store_computes_once_per_tokens_and_chunk(model):
 def test_store_drops_the_least_recently_used_over_its_bound(model):
     size = exact_prefill(model, TOKENS, 2048).nbytes
     assert size > 0
-    store = PrefillStore(max_bytes=2 * size)
+    store = PrefillStore(2 * size / 2**30)
     prompts = [[i, *TOKENS[1:]] for i in range(3)]
     store.prefill(model, prompts[0], 2048)
     store.prefill(model, prompts[1], 2048)
@@ -136,8 +136,25 @@ def test_store_drops_the_least_recently_used_over_its_bound(model):
 
 
 def test_store_returns_what_it_cannot_keep(model):
-    store = PrefillStore(max_bytes=10)
+    store = PrefillStore(10 / 2**30)
     state, reused = store.prefill(model, TOKENS, 2048)
     assert state.tokens == 80
     assert not reused
     assert store.nbytes == 0
+
+
+def test_what_is_spilled_comes_back_as_it_was(model, tmp_path):
+    size = exact_prefill(model, TOKENS, 2048).nbytes
+    store, counting = PrefillStore(size / 2**30, tmp_path), _Counting(model)
+    prompts = [[i, *TOKENS[1:]] for i in range(3)]
+    first = [store.prefill(counting, prompt, 2048)[0] for prompt in prompts]
+    assert counting.calls == 3
+    for prompt, state in zip(prompts, first, strict=True):
+        back, reused = store.prefill(counting, prompt, 2048)
+        assert (reused, back.tokens) == (True, len(TOKENS))
+        for a, b in zip(state.layers, back.layers, strict=True):
+            pairs = zip(a.keys_and_values(), b.keys_and_values(), strict=True)
+            assert all(mx.array_equal(x, y) for x, y in pairs)
+    assert counting.calls == 3
+    assert store.nbytes <= size
+    assert len(list(tmp_path.iterdir())) == 3

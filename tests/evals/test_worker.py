@@ -87,6 +87,18 @@ def test_a_job_repeats_bit_by_bit_whatever_ran_before(tmp_path: Path, worker: Wo
     assert store.equal({**shared, **after_others}, {**shared, **alone})
 
 
+def test_spilled_prefills_are_shared_and_gone_with_the_worker(tmp_path: Path) -> None:
+    jobs = [job_in(tmp_path, "fp16"), *(job_in(tmp_path, bits=bits) for bits in (2, 4))]
+    memory = {"prefill_memory_gib": 1e-6, "prefill_spill": True}
+    with Worker() as worker:
+        bodies = [worker.run({**job.spec, **memory}, ignore) for job in jobs]
+        assert worker._scratch is not None
+        scratch = Path(worker._scratch.name)
+        assert len(list(scratch.iterdir())) == 2  # a prefill a window
+    assert ["speed/prefill_tok_per_s" in body["metrics"] for body in bodies] == [True, False, False]
+    assert not scratch.exists()
+
+
 def test_a_changed_text_fails_the_job(tmp_path: Path, worker: Worker) -> None:
     job = job_in(tmp_path)
     job.spec["dataset"]["limit"] = 1

@@ -81,7 +81,7 @@ def alive(pid: int) -> bool:
         ("sigkill", {}, "WorkerKilled", "SIGKILL", "SIGKILL; out of memory?"),
         ("sigsegv", {}, "WorkerKilled", "SIGSEGV", "SIGSEGV"),
         ("exits", {}, "WorkerExit", None, "exit code 0 and no record"),
-        ("hangs", {"time_limit_s": 0.5}, "TimeLimit", "SIGKILL", "job.time_limit_s=0.5"),
+        ("hangs", {"time_limit_s": 3}, "TimeLimit", "SIGKILL", "job.time_limit_s=3"),
         ("grows", {"memory_limit_gib": 0.3}, "MemoryLimit", "SIGKILL", "job.memory_limit_gib=0.3"),
     ],
 )

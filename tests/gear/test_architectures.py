@@ -140,7 +140,11 @@ def test_a_model_runs_compressed_and_close_to_exact(name: str) -> None:
     fine, caches = _run(model, FINE)
     assert [type(c) for c in caches.layers] == kinds
     covered = [c for c in caches.layers if type(c) is GearCache]
-    assert caches.coverage == {"layers": len(kinds), "covered_layers": len(covered), "packed_layers": 0}
+    assert caches.coverage == {
+        "layers": len(kinds),
+        "covered_layers": len(covered),
+        "packed_layers": 0,
+    }
     assert [c.tokens_compressed for c in covered] == [192] * len(covered)
     assert [[s.prefill for s in c.segments] for c in covered] == [[True, False]] * len(covered)
     assert mx.all(mx.isfinite(fine)).item()
