@@ -11,7 +11,7 @@ tile of tokens at a time (tiles.py). Arithmetic is fp32; queries are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,10 @@ class Packed:
         """Return the number of axes, as an array would."""
         return len(self.shape)
 
+    def astype(self, dtype: mx.Dtype) -> Packed:
+        """Return the handle as of another dtype; the arithmetic is fp32 in any case."""
+        return replace(self, dtype=dtype)
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -81,8 +85,9 @@ class _Mask:
             seen_by = mx.arange(self.past + span.start, self.past + span.stop)[:, None]
             return mx.arange(run.start, run.stop) <= seen_by
         part = self.mask[..., span, run.start : run.stop]
-        if part.ndim < 4 or part.shape[1] == 1:
-            return part[:, :, None] if part.ndim == 4 else part
+        part = part.reshape(*[1] * (4 - part.ndim), *part.shape)
+        if part.shape[1] == 1:
+            return part[:, :, None]
         return part.reshape(part.shape[0], self.kv_heads, -1, *part.shape[2:])
 
 

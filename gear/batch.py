@@ -83,6 +83,10 @@ class BatchGearCache(_BaseCache):
         an open route they are `Packed` handles, and every row attends to its own tokens alone.
         """
         self._flush_together()
+        open_routes = (r.route for r in self.rows if r.route is not None and r.route.open)
+        if route := next(open_routes, None):
+            for row in self.rows:  # a row loaded from a file takes the others' way
+                row.route = route
         n, past = keys.shape[2], max(r.offset for r in self.rows)
         spans = [self._real(i, n) for i in range(len(self.rows))]
         before = [past - r.offset + s.start for r, s in zip(self.rows, spans, strict=True)]
@@ -90,8 +94,7 @@ class BatchGearCache(_BaseCache):
             row.update_and_fetch(keys[i : i + 1, :, span], values[i : i + 1, :, span])
             for i, (row, span) in enumerate(zip(self.rows, spans, strict=True))
         ]
-        route = self.rows[0].route
-        if route is not None and route.open:
+        if route is not None:
             tokens = past + n
             return _handle(keys, seen, spans, tokens), _handle(values, seen, spans, tokens)
         sides = []

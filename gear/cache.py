@@ -59,11 +59,13 @@ class GearCache(_BaseCache):
         self.flush()
         if keys.shape[2]:
             self.append(keys, values)
-        if self.empty():
-            return keys, values
+        return (keys, values) if self.empty() else self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return all K and V as `update_and_fetch` does, for layers that share another one's."""
         if self.route is None or not self.route.open:
             return self.reconstruct()
-        return self._handle(keys, self.route.tile), self._handle(values, self.route.tile)
+        return self._handle("k", self.route.tile), self._handle("v", self.route.tile)
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Take in what one call brought; `flush` and the checks came before."""
@@ -75,13 +77,20 @@ class GearCache(_BaseCache):
         if self.settings.attend == "compressed" and self.prefill:
             self.flush()
 
-    def _handle(self, new: mx.array, tile: int) -> Packed:
-        """Return what stands for all K or V of the cache, of which ``new`` is a part."""
+    def _handle(self, side: str, tile: int) -> Packed:
+        """Return what stands for all of K ("k") or V."""
 
         def attention(queries: mx.array, *rest: Any) -> mx.array:
             return attend(queries, self, *rest, tile=tile)
 
-        return Packed((*new.shape[:2], self.offset, new.shape[3]), new.dtype, attention)
+        exact = self.buffer.arrays or self.sinks.arrays
+        if exact:
+            batch, _, _, head_dim = exact["kv".index(side)].shape
+        else:
+            block = getattr(self.segments[0], side)
+            batch, head_dim = next(iter(block.arrays.values())).shape[0], block.head_dim
+        shape = (batch, self.heads, self.offset, head_dim)
+        return Packed(shape, getattr(mx, self.dtype_name), attention)
 
     def flush(self) -> None:
         """Compress what the rule of time says is due; the rest stays in the buffer."""

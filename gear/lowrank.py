@@ -1,9 +1,9 @@
 """L·R: the best rank-r approximation of a residual E [..., N, D], per row and head.
 
 L [..., N, r] and R [..., r, D] each carry the square root of the singular values. The default
-solver is block power iteration (Halko et al., arXiv:0909.4061, 4.4) made of matrix products and
-element-wise steps alone: `mx.linalg` factorisations run on the CPU stream only, so ``gram`` and
-``svd`` are references, refused on a GPU.
+solver is block power iteration (Halko et al., arXiv:0909.4061, 4.4). On a GPU it is made of matrix
+products and element-wise steps alone: `mx.linalg` factorisations run on the CPU stream only, so
+``gram`` and ``svd`` are references, refused there.
 """
 
 from __future__ import annotations
@@ -81,23 +81,44 @@ def _lead(small: mx.array, rank: int) -> mx.array:
     return _orthonormal(lead)
 
 
+def _leading(gram: mx.array, start: mx.array, rank: int, iterations: int) -> mx.array:
+    """Return the ``rank`` leading eigenvectors [..., D, rank] of gram [..., D, D].
+
+    The block is a few columns wider than the rank; the same iteration on its projected Gram matrix
+    then turns it towards the leading vectors.
+    """
+    # products are kept near 1: the largest entry of EᵀE lies on its diagonal
+    peak = mx.diagonal(gram, axis1=-2, axis2=-1).max(axis=-1)[..., None, None]
+    unit, v = gram * (1 / mx.maximum(peak, 1e-37)), start
+    for i in range(iterations + 1):
+        v = _orthonormal(unit @ v, passes=1 if i == 0 else 2)
+    if start.shape[-1] > rank:
+        v = v @ _lead(v.swapaxes(-1, -2) @ (unit @ v), rank)
+    return v
+
+
+def _leading_on_host(gram: mx.array, start: mx.array, rank: int, iterations: int) -> mx.array:
+    """Return what `_leading` does, by NumPy's LAPACK in fp64: fewer, larger steps for a CPU."""
+    host = np.array(gram).astype(np.float64)
+    if not np.isfinite(host).all():
+        host = np.zeros_like(host)  # LAPACK would not end; the block is refused afterwards
+    v = np.array(start).astype(np.float64)
+    for _ in range(iterations + 1):
+        v, _ = np.linalg.qr(host @ v)
+    if start.shape[-1] > rank:
+        _, turned = np.linalg.eigh(v.swapaxes(-1, -2) @ (host @ v))
+        v = v @ turned[..., : -rank - 1 : -1]
+    return mx.array(v.astype(np.float32))
+
+
 def _power(e: mx.array, rank: int, iterations: int, seed: int) -> tuple[mx.array, mx.array]:
     """Solve by block power iteration on EᵀE; E = 0 gives L = R = 0.
 
-    E is read twice, for EᵀE [D, D] and for L; all steps between are small. The block of right
-    vectors is a few columns wider than the rank; the same iteration on its projected Gram matrix
-    then turns it towards the leading singular vectors, of which ``rank`` are kept.
+    E is read twice, for EᵀE [D, D] and for L; all steps between are small.
     """
     gram = e.swapaxes(-1, -2) @ e
-    # products are kept near 1: the largest entry of EᵀE lies on its diagonal
-    peak = mx.diagonal(gram, axis1=-2, axis2=-1).max(axis=-1)[..., None, None]
-    unit = gram * (1 / mx.maximum(peak, 1e-37))
-    width = min(rank + _OVERSAMPLING, *e.shape[-2:])
-    v = _start(seed, e.shape[-1], width)
-    for i in range(iterations + 1):
-        v = _orthonormal(unit @ v, passes=1 if i == 0 else 2)
-    if width > rank:
-        v = v @ _lead(v.swapaxes(-1, -2) @ (unit @ v), rank)
+    start = _start(seed, e.shape[-1], min(rank + _OVERSAMPLING, *e.shape[-2:]))
+    v = (_leading_on_host if on_cpu() else _leading)(gram, start, rank, iterations)
     left = e @ v
     root = mx.sqrt(mx.sqrt((left * left).sum(axis=-2, keepdims=True)))
     left = mx.where(root > 0, left / mx.maximum(root, 1e-30), 0)

@@ -53,7 +53,9 @@ def _places(keys: mx.array) -> mx.array:
 def _extremes(ordered: mx.array, place: mx.array, k: int, high: bool) -> mx.array:
     """Return the places of the ``k`` lowest or highest of ``ordered`` [..., n], in any order."""
     keys, n = _keys(ordered, place), ordered.shape[-1]
-    if k < n:
+    if k == 1:
+        keys = (keys.max if high else keys.min)(axis=-1, keepdims=True)
+    elif k < n:
         keys = mx.partition(keys, n - k if high else k - 1, axis=-1)
         keys = keys[..., n - k :] if high else keys[..., :k]
     return _places(keys)

@@ -47,9 +47,10 @@ def routed(model: Any, tile: int = TILE_TOKENS) -> Iterator[Route]:
     ``tile`` is the number of tokens that many queries unpack at a time. Layers beyond the route
     reconstruct K and V, which a `RuntimeWarning` says.
     """
-    modules = {sys.modules[type(m).__module__] for m in model.modules()}
+    # what mlx-lm loads from a model's own file stands in no list of modules
+    names = {type(m).__module__ for m in model.modules()} & set(sys.modules)
     with ExitStack() as stack:
-        for module in modules:
+        for module in (sys.modules[name] for name in sorted(names)):
             original = getattr(module, _NAME, None)
             if original is not None:
                 stack.enter_context(patch.object(module, _NAME, _dispatch(original)))
@@ -88,6 +89,7 @@ class _Probe(KVCache):
     """An empty cache that says whether its K and V reach attention as they were returned."""
 
     reached = False
+    handles: tuple[Packed, Packed] | None = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
         """Return handles whose attention is zeros."""
@@ -97,7 +99,13 @@ class _Probe(KVCache):
             self.reached = True
             return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
 
-        return Packed(keys.shape, keys.dtype, attend), Packed(values.shape, values.dtype, attend)
+        k, v = (Packed(new.shape, new.dtype, attend) for new in (keys, values))
+        self.handles = k, v
+        return k, v
+
+    def keys_and_values(self) -> Any:
+        """Return the last handles, for layers that share another one's K and V."""
+        return self.handles
 
 
 def _probe(model: Any) -> tuple[frozenset[int], frozenset[int]]:

@@ -19,6 +19,7 @@ from gear.methods import METHODS, load_method
 from gear.methods.family import GearFamily
 from gear.port_cache import PortCache
 from gear.port_config import KVCacheConfig
+from gear.routing import Route
 
 CONF = Path(__file__).parents[2] / "conf"
 PRESETS = sorted(p.stem for p in (CONF / "gear").glob("*.yaml"))
@@ -167,6 +168,20 @@ def test_rows_of_a_batch_are_apart() -> None:
     cache = _filled(resolve(GearConfig(), 1)[0], [150, 64, 5], batch=3)
     found, expected = _both(cache, 5)
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_layers_that_share_anothers_k_and_v_get_what_it_got() -> None:
+    cache = _filled(resolve(GearConfig(), 1)[0], [150, 64, 5], dims=(64, 96))
+    dense = cache.keys_and_values()
+    assert [a.shape for a in dense] == [(1, 2, 219, 64), (1, 2, 219, 96)]
+    cache.route = Route(frozenset([0]), tile=64)
+    handles = cache.keys_and_values()
+    assert [h.shape for h in handles] == [a.shape for a in dense]
+    assert {h.dtype for h in handles} == {mx.float32}
+    queries = _random(3, 1, 4, 5, 64)
+    expected = mx.fast.scaled_dot_product_attention(queries, *dense, scale=0.1, mask="causal")
+    found = handles[0].astype(mx.float16).attend(queries, 0.1, "causal", None)
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-4)
 
 
 # -- memory ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from mlx_lm.models.cache import save_prompt_cache
 from gear import GearCache, GearConfig, load_prompt_cache, resolve
 from gear.batch import BatchGearCache
 from gear.config import LayerSettings
+from gear.routing import Route
 
 LENGTHS = [150, 70, 0, 300]
 
@@ -177,3 +178,25 @@ def test_misuse_is_refused() -> None:
     batch.update_and_fetch(mx.ones((2, 1, 3, 64)), mx.ones((2, 1, 3, 64)))
     with pytest.raises(ValueError, match="empty cache"):
         batch.prepare(left_padding=[1, 0])
+
+
+@pytest.mark.parametrize("routed", [0, 1])
+def test_rows_off_the_route_take_the_others(routed: int) -> None:
+    """A row that was loaded from a file knows no route; beside one that does it attends packed."""
+    rows = [GearCache(_settings()) for _ in range(2)]
+    for row, (k, v) in zip(rows, _rows([150, 70]), strict=True):
+        row.update_and_fetch(k, v)
+        row.flush()
+    rows[routed].route = route = Route(frozenset([0]), tile=64)
+    batch, new, queries = BatchGearCache(rows), *_rows([5, 5])[0]
+    queries = mx.concatenate([queries, queries])
+    keys, values = batch.update_and_fetch(*(mx.concatenate([new, new]) for _ in "kv"))
+    assert keys.shape == values.shape == (2, 2, 155, 64)
+    found = keys.attend(queries, 0.1, batch.make_mask(5), None)
+    route.open = False
+    for i, row in enumerate(rows):
+        k, v = row.keys_and_values()
+        expected = mx.fast.scaled_dot_product_attention(
+            queries[i : i + 1], k, v, scale=0.1, mask="causal"
+        )
+        assert mx.allclose(found[i : i + 1], expected, atol=1e-4)

@@ -67,6 +67,7 @@ PACKED: dict[str, dict[str, Any]] = {
         **_EXPERTS, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True,
     },
     "smollm3": {"no_rope_layers": [1, 0]},
+    "stablelm": {"use_qkv_bias": False, "partial_rotary_factor": 0.25},
     "starcoder2": {},
 }  # fmt: skip
 """Families all of whose plain layers pass K and V on to attention untouched."""
@@ -75,7 +76,6 @@ DENSE: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**_LATENT, **_EXPERTS},  # projects its latent K and V again
     "gemma2": {"query_pre_attn_scalar": 32.0},  # caps its scores by hand
     "plamo2": {"hidden_size_per_head": 32, "mamba_enabled": False},  # calls mx.fast by itself
-    "stablelm": {"use_qkv_bias": False, "partial_rotary_factor": 0.25},  # casts K to fp32
 }
 """Families that do something else with K and V, and so keep the dense way."""
 
