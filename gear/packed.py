@@ -10,6 +10,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from gear.block import Block
+from gear.placement import beside
 from gear.segments import Segment
 
 
@@ -28,25 +29,29 @@ def fits(segment: Segment) -> bool:
 def scores(queries: mx.array, keys: Block) -> mx.array:
     """Return q·Kᵀ [batch, heads, m, tokens] of fp32 queries [batch, heads, m, head_dim]."""
     out = _base(queries, keys)
-    factors = keys.low_rank()
-    if factors is not None:
-        left, right = factors  # [batch, heads, count, r, tokens] and [..., r, head_dim]
-        down = queries @ right.flatten(2, 3).swapaxes(-1, -2)
-        down = down.reshape(*out.shape[:3], keys.count, -1).swapaxes(2, 3)
-        out = out + (down @ left).swapaxes(2, 3).reshape(out.shape)
-    return _with_outliers(out, queries, keys)
+    with beside():
+        rest = _outliers(queries, keys, out.shape)
+        factors = keys.low_rank()
+        if factors is not None:
+            left, right = factors  # [batch, heads, count, r, tokens] and [..., r, head_dim]
+            down = queries @ right.flatten(2, 3).swapaxes(-1, -2)
+            down = down.reshape(*out.shape[:3], keys.count, -1).swapaxes(2, 3)
+            rest = rest + (down @ left).swapaxes(2, 3).reshape(out.shape)
+    return out + rest
 
 
 def output(weights: mx.array, values: Block) -> mx.array:
     """Return p·V [batch, heads, m, head_dim] of fp32 weights [batch, heads, m, tokens]."""
     out = _base(weights, values)
-    factors = values.low_rank()
-    if factors is not None:
-        left, right = factors
-        by_block = weights.reshape(*out.shape[:3], values.count, -1).swapaxes(2, 3)
-        down = (by_block @ left.swapaxes(-1, -2)).swapaxes(2, 3)
-        out = out + down.flatten(3) @ right.flatten(2, 3)
-    return _with_outliers(out, weights, values)
+    with beside():
+        rest = _outliers(weights, values, out.shape)
+        factors = values.low_rank()
+        if factors is not None:
+            left, right = factors
+            by_block = weights.reshape(*out.shape[:3], values.count, -1).swapaxes(2, 3)
+            down = (by_block @ left.swapaxes(-1, -2)).swapaxes(2, 3)
+            rest = rest + down.flatten(3) @ right.flatten(2, 3)
+    return out + rest
 
 
 def _base(rows: mx.array, block: Block) -> mx.array:
@@ -59,13 +64,13 @@ def _base(rows: mx.array, block: Block) -> mx.array:
     )  # fmt: skip
 
 
-def _with_outliers(out: mx.array, rows: mx.array, block: Block) -> mx.array:
-    """Add rows·S: every outlier takes one entry of ``rows`` to one entry of ``out``."""
+def _outliers(rows: mx.array, block: Block, shape: tuple[int, ...]) -> mx.array:
+    """Return rows·S in ``shape``: an outlier takes one entry of ``rows`` to one of the result."""
     sparse = block.outliers()
     if sparse is None:
-        return out
+        return mx.array(0.0)
     index, value = sparse
-    batch, heads, m, size = out.shape
+    batch, heads, m, size = shape
     token, channel = _where(block, index)
     source, target = (channel, token) if block.side == "k" else (token, channel)
     row = mx.arange(batch * heads, dtype=mx.uint32).reshape(batch, heads, 1)
@@ -74,7 +79,7 @@ def _with_outliers(out: mx.array, rows: mx.array, block: Block) -> mx.array:
     # m innermost: an outlier moves one run of m numbers
     taken = rows.swapaxes(-1, -2).reshape(-1, m)[source] * value.reshape(-1, 1)
     added = mx.zeros((batch * heads * size, m)).at[target].add(taken)
-    return out + added.reshape(batch, heads, size, m).swapaxes(-1, -2)
+    return added.reshape(batch, heads, size, m).swapaxes(-1, -2)
 
 
 def _where(block: Block, index: mx.array) -> tuple[mx.array, mx.array]:

@@ -1,6 +1,10 @@
-"""Where arrays live, and when a lazy graph is cut: the two things that differ by device."""
+"""Where arrays live, when a lazy graph is cut, and what runs beside: all that differs by device."""
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any
 
 import mlx.core as mx
 
@@ -17,3 +21,17 @@ def release(*arrays: mx.array) -> None:
     """
     if on_cpu():
         mx.eval(*arrays)
+
+
+def beside() -> AbstractContextManager[Any]:
+    """Put the operations of the block on a second CPU stream, which another core computes.
+
+    A GPU fills itself with one stream.
+    """
+    return mx.stream(_second_stream()) if on_cpu() else nullcontext()
+
+
+@lru_cache(maxsize=1)
+def _second_stream() -> Any:
+    """Return the stream; in each thread it is another one, as MLX demands."""
+    return mx.new_thread_local_stream(mx.cpu)  # pyright: ignore[reportArgumentType]
