@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from gear.config import GearConfig
 from gear.methods import Method, load_method
 
 CONFIG_NAME = "config"
+_SETTING = re.compile(r"[+~]*(?!hydra)\w+\.[\w.]+=")
+"""An override of one value, such as gear.rank=8; hydra.searchpath chooses files."""
 
 ConfigStore.instance().store(name="base_config", node=Config, provider="gear-mlx")
 OmegaConf.register_new_resolver("gear_root", lambda: str(results_root()), replace=True)
@@ -103,12 +106,11 @@ def _compose(
     loader: ConfigLoader, words: list[str], mode: RunMode, folders: list[Path]
 ) -> DictConfig:
     """Check the YAML files that ``words`` choose, compose them, check the result."""
+    # a value cannot change which files are read: the jobs of a sweep mostly choose the same ones
+    choices = tuple(word for word in words if not _SETTING.match(word))
     try:
-        listed = loader.compute_defaults_list(CONFIG_NAME, words, mode)
-        for default in listed.defaults:
-            files = [folder / f"{default.config_path}.yaml" for folder in folders]
-            if found := next((file for file in files if file.is_file()), None):
-                safety.check_file(found, default.package or "")
+        for file, package in _files(loader, choices, mode, tuple(folders)):
+            safety.check_file(file, package)
         cfg = loader.load_configuration(
             CONFIG_NAME, words, mode, validate_sweep_overrides=mode == RunMode.RUN
         )
@@ -116,6 +118,20 @@ def _compose(
         raise ConfigError(_plainly(error)) from error
     safety.check(cfg)
     return cfg
+
+
+@lru_cache(maxsize=8)
+def _files(
+    loader: ConfigLoader, choices: tuple[str, ...], mode: RunMode, folders: tuple[Path, ...]
+) -> list[tuple[Path, str]]:
+    """Return the YAML files that ``choices`` select, each with the package it goes to."""
+    listed = loader.compute_defaults_list(CONFIG_NAME, list(choices), mode)
+    found = []
+    for default in listed.defaults:
+        files = [folder / f"{default.config_path}.yaml" for folder in folders]
+        if file := next((file for file in files if file.is_file()), None):
+            found.append((file, default.package or ""))
+    return found
 
 
 def _plainly(error: Exception) -> str:

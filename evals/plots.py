@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from evals.record import FINISHED
 from evals.report import frame
@@ -25,11 +25,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _MIB = 2**20
 
 
-def _figure(panels: int, *, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+def _figure(
+    panels: int, height: float, layout: Literal["constrained"] | None
+) -> tuple[Figure, list[Axes]]:
     """Return a figure of ``panels`` axes side by side; no pyplot, so no global state."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4 * panels, height), layout="constrained")
+    figure = Figure(figsize=(6.4 * panels, height), layout=layout)
     return figure, list(figure.subplots(1, panels, squeeze=False)[0])
 
 
@@ -60,7 +62,7 @@ def pareto(records: Sequence[Record]) -> Figure | None:
             panels.setdefault(title, []).append(row)
     if not panels:
         return None
-    figure, axes = _figure(len(panels))
+    figure, axes = _figure(len(panels), 4.2, "constrained")
     for axis, (title, points) in zip(axes, panels.items(), strict=True):
         _draw_front(axis, points, quality)
         for point in points:
@@ -111,12 +113,13 @@ def per_layer(record: Record, samples: Sequence[Record]) -> Figure | None:
     panels = bool(layers) + bool(errors)
     if not panels:
         return None
-    figure, axes = _figure(panels, height=3.6)
+    figure, axes = _figure(panels, 3.8, None)  # one a job: a layout engine doubles its cost
+    figure.subplots_adjust(bottom=0.14)
     if layers:
-        numbers = [layer["layer"] for layer in layers]
+        edges = [layer["layer"] - 0.5 for layer in layers] + [layers[-1]["layer"] + 0.5]
         for name, colour in (("fp16", "#DDDDDD"), ("stored", COLOURS[0])):
             heights = [layer[f"{name}_bytes"] / _MIB for layer in layers]
-            axes[0].bar(numbers, heights, color=colour, label=name)
+            axes[0].stairs(heights, edges, fill=True, color=colour, label=name)
         axes[0].set_ylabel("KV cache (MiB)")
     for (side, values), colour in zip(errors.items(), COLOURS, strict=False):
         axes[-1].plot(list(values), list(values.values()), "o-", color=colour, label=side.upper())
