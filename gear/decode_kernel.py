@@ -10,7 +10,7 @@ and switched off with a warning where it disagrees.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,16 +20,13 @@ import numpy as np
 from gear.block import Block
 from gear.config import GearConfig, resolve
 from gear.decode_kernel_source import INPUTS, MERGE_INPUTS, OUTPUTS, SIZES, sources
+from gear.decode_kernel_variant import ROWS, TILE, Variant
 from gear.kernels import backend
 
-TILE = 512  # tokens a thread group looks at together
-ROWS = 128  # rows of the low-rank terms of one tile
-WIDTH = 16  # lanes that read the outliers of one channel of K
-_SHARED_BYTES = {"metal": 32 * 1024, "cuda": 48 * 1024}
 _THREAD_GROUPS = {"metal": 256, "cuda": 512}  # an H200 holds four a multiprocessor
 _MOST_HEADS = 8
 _EXAMPLE_HEADS = 2
-_HEADS_AT_ONCE = 5  # a thread holds 32 / bits sums a head; 64 or 80 leave registers for the rest
+_ONE = 0x3F800000  # the bits of 1.0
 _TERMS = {"left": "left", "right": "right", "index": "outlier_index", "value": "outlier_value"}
 _FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 _FAR = 5e-3  # of the largest entry; a wrong term is off by more
@@ -37,63 +34,36 @@ _FAR = 5e-3  # of the largest entry; a wrong term is off by more
 Partial = tuple[mx.array, mx.array, mx.array]
 
 
-@dataclass(frozen=True)
-class Variant:
-    """What the kernel is compiled for. ``dtypes`` are those of the queries and the inputs."""
-
-    kind: str
-    group: int
-    head_dim: int
-    k_bits: int
-    v_bits: int
-    dtypes: tuple[mx.Dtype, ...]
-
-    @property
-    def parts(self) -> int:
-        """Return the thread groups that share a KV head's query heads."""
-        for parts in (1, 2):
-            if self.group % parts == 0 and self.group // parts <= _HEADS_AT_ONCE:
-                return parts
-        return 1
-
-    def template(self) -> dict[str, int] | None:
-        """Return the constants of the text; None where shared memory is too small."""
-        heads, d = self.group // self.parts, self.head_dim
-        for simds in (4, 2, 1):
-            if d % simds or d * self.v_bits // 32 > 32 * simds:
-                continue
-            for slots in (4 * simds, 2 * simds, simds):
-                scratch = max(simds * TILE, TILE + slots * d)
-                used = 4 * heads * (2 * d + ROWS + simds + scratch)
-                if used <= _SHARED_BYTES[self.kind]:
-                    return {
-                        "K_BITS": self.k_bits, "V_BITS": self.v_bits, "D": d, "G": heads,
-                        "TILE": TILE, "ROWS": ROWS, "WIDTH": WIDTH, "SIMDS": simds,
-                        "SLOTS": slots, "SCRATCH": scratch,
-                    }  # fmt: skip
-        return None
-
-
 @lru_cache(maxsize=2)
 def _absent(dtype: mx.Dtype) -> mx.array:
-    """Return what stands for an array of a term that is not there; below 8 Metal passes it otherwise."""
+    """Return what stands for the array of a missing term; Metal passes fewer than 8 otherwise."""
     return mx.zeros(8, dtype)
 
 
 def _arrays(block: Block) -> list[mx.array]:
     """Return a side's arrays in the order of the kernel's inputs."""
-    found = [block.arrays[name] for name in ("codes", "scale", "zero")]
+    arrays = block.arrays
+    found = [arrays["codes"], arrays["scale"], arrays["zero"]]
     for name, stored in _TERMS.items():
         dtype = mx.uint16 if name == "index" else mx.float16
-        found.append(block.arrays[stored] if stored in block.arrays else _absent(dtype))
+        found.append(arrays[stored] if stored in arrays else _absent(dtype))
     return found
 
 
-def _variant(queries: mx.array, k: Block, v: Block, kind: str) -> Variant:
+@lru_cache(maxsize=256)
+def _variant(*key: Any) -> Variant:
+    """Return the one `Variant` of a key, its dtypes last: what it works out is kept with it."""
+    return Variant(*key[:7], dtypes=key[7:])
+
+
+def _needed(queries: mx.array, k: Block, v: Block, kind: str) -> Variant:
     """Return the variant that these arrays need."""
     group = queries.shape[1] // k.arrays["codes"].shape[1]
-    dtypes = tuple(a.dtype for a in (queries, *_arrays(k), *_arrays(v)))
-    return Variant(kind, group, k.head_dim, k.settings.bits, v.settings.bits, dtypes)
+    k_along = 0 if k.settings.base == "vector" else _along(k)
+    dtypes = [a.dtype for a in (queries, *_arrays(k), *_arrays(v))]
+    return _variant(
+        kind, group, k.head_dim, k.settings.bits, v.settings.bits, k_along, _along(v), *dtypes
+    )
 
 
 def _along(block: Block) -> int:
@@ -126,9 +96,9 @@ def _fits(queries: mx.array, k: Block, v: Block) -> bool:
         return False
     if (k.tokens, k.count, k.head_dim) != (v.tokens, v.count, v.head_dim):
         return False
-    exact = k.tokens % TILE == 0 or TILE % k.tokens == 0
-    blocks = max(TILE // k.tokens, 1) if exact else TILE // k.tokens + 2
-    if blocks * max(k.rank, v.rank) > ROWS or k.arrays["codes"][0, 0].size >= 1 << 32:
+    even = k.tokens % TILE == 0 or TILE % k.tokens == 0
+    blocks = max(TILE // k.tokens, 1) if even else TILE // k.tokens + 2
+    if blocks * max(k.rank, v.rank) > ROWS or k.count * k.tokens * k.head_dim >= 1 << 32:
         return False
     return k.head_dim % 4 == 0 and k.head_dim <= 256 and _reads(k) and _reads(v)
 
@@ -138,24 +108,24 @@ def usable(queries: mx.array, k: Block, v: Block) -> bool:
     kind = backend()
     if kind is None or not _fits(queries, k, v):
         return False
-    variant = _variant(queries, k, v, kind)
-    return variant.template() is not None and _trusted(variant)
+    variant = _needed(queries, k, v, kind)
+    return variant.constants is not None and _trusted(variant)
 
 
-@lru_cache(maxsize=8)
-def _build(name: str, kind: str) -> Any:
-    """Return the compiled-on-use kernel of one backend."""
+@lru_cache(maxsize=256)
+def _build(name: str, kind: str, *constants: tuple[str, int]) -> Any:
+    """Return a kernel of one backend that is compiled when it is first used."""
     make = mx.fast.metal_kernel if kind == "metal" else mx.fast.cuda_kernel
-    header, source = sources(name, kind)
-    inputs = list(INPUTS if name == "decode" else MERGE_INPUTS)
+    header, source = sources(name, kind, constants)
+    inputs = MERGE_INPUTS if name == "merge" else INPUTS
     return make(
-        name=f"gear_{name}", input_names=inputs, output_names=list(OUTPUTS), source=source,
-        header=header,
+        name="_".join(["gear_decode", name, *(str(n) for _, n in constants)]),
+        input_names=list(inputs), output_names=list(OUTPUTS), source=source, header=header,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
-def _constants(*sizes: int) -> mx.array:
+def _numbers(*sizes: int) -> mx.array:
     """Return numbers for a kernel, uint32; kept, because each new array is one more copy."""
     return mx.array(list(sizes), mx.uint32)
 
@@ -167,17 +137,20 @@ def splits(valid: int, rows: int, kind: str) -> tuple[int, int]:
     return -(-tiles // each), each
 
 
-def _sizes(k: Block, v: Block, valid: int, tiles: int, parts: int) -> dict[str, int]:
+def _sizes(k: Block, v: Block, valid: int, tiles: int, parts: int) -> mx.array:
     """Return the numbers of SIZES."""
     batch, heads = k.arrays["codes"].shape[:2]
-    kept = [b.arrays["outlier_index"].shape[-1] if "outlier_index" in b.arrays else 0 for b in (k, v)]
-    return {
+    kept = [
+        b.arrays["outlier_index"].shape[-1] if "outlier_index" in b.arrays else 0 for b in (k, v)
+    ]
+    sizes = {
         "valid": valid, "tokens": k.tokens, "count": k.count, "tiles": tiles,
         "k_group": _along(k), "v_group": _along(v), "k_rank": k.rank, "v_rank": v.rank,
         "k_kept": kept[0], "v_kept": kept[1], "kv_heads": heads,
         "v_scale_heads": v.arrays["scale"].shape[1], "parts": parts,
-        "row_count": batch * heads * parts, "one": 0x3F800000,
+        "row_count": batch * heads * parts, "one": _ONE,
     }  # fmt: skip
+    return _numbers(*(sizes[name] for name in SIZES))
 
 
 def partial(queries: mx.array, k: Block, v: Block, valid: int) -> Partial:
@@ -187,29 +160,26 @@ def partial(queries: mx.array, k: Block, v: Block, valid: int) -> Partial:
     fp32, sum of exp(s - peak)·v [batch, heads, 1, head_dim], peak = max s and the sum of
     exp(s - peak), both [batch, heads, 1, 1].
     """
-    variant = _variant(queries, k, v, str(backend()))
-    return _run(variant, queries, k, v, valid)
+    return _run(_needed(queries, k, v, str(backend())), queries, k, v, valid)
 
 
 def _run(variant: Variant, queries: mx.array, k: Block, v: Block, valid: int) -> Partial:
     """Run the kernel, and the merge where tokens were split."""
-    template = variant.template() or {}
+    constants = variant.constants or {}
     batch, heads, _, d = queries.shape
-    rows, threads = batch * k.arrays["codes"].shape[1] * variant.parts, 32 * template["SIMDS"]
+    rows, threads = batch * k.arrays["codes"].shape[1] * variant.parts, 32 * constants["SIMDS"]
     count, tiles = splits(valid, rows, variant.kind)
     shape = () if count == 1 else (count,)
     shapes = [(*shape, batch, heads, 1, n) for n in (d, 1, 1)]
-    sizes = _sizes(k, v, valid, tiles, variant.parts)
-    found = _build("decode", variant.kind)(
-        inputs=[queries, _constants(*(sizes[n] for n in SIZES)), *_arrays(k), *_arrays(v)],
-        template=list(template.items()), grid=(count * threads, rows, 1),
-        threadgroup=(threads, 1, 1), output_shapes=shapes, output_dtypes=[mx.float32] * 3,
+    found = _build(variant.form, variant.kind, *constants.items())(
+        inputs=[queries, _sizes(k, v, valid, tiles, variant.parts), *_arrays(k), *_arrays(v)],
+        grid=(count * threads, rows, 1), threadgroup=(threads, 1, 1), output_shapes=shapes,
+        output_dtypes=[mx.float32] * 3,
     )  # fmt: skip
     if count > 1:
         shares = max(512 // d, 1)
-        found = _build("merge", variant.kind)(
-            inputs=[*found, _constants(count, batch * heads)],
-            template=[("D", d), ("SHARES", shares)], grid=(d * shares, batch * heads, 1),
+        found = _build("merge", variant.kind, ("D", d), ("SHARES", shares))(
+            inputs=[*found, _numbers(count, batch * heads)], grid=(d * shares, batch * heads, 1),
             threadgroup=(d * shares, 1, 1), output_shapes=[s[1:] for s in shapes],
             output_dtypes=[mx.float32] * 3,
         )  # fmt: skip
@@ -258,8 +228,8 @@ def _error(variant: Variant, count: int, terms: bool) -> float:
 @lru_cache(maxsize=256)
 def _trusted(variant: Variant) -> bool:
     """Say whether a variant is right on this device; warn where it is not."""
-    longest_index = 256 if variant.dtypes[6] == mx.uint8 else 1152
-    cases = [(9, True), (9, False)] + [(1, True)] * (longest_index >= 1152)
+    short_index = variant.dtypes[6] == mx.uint8  # no blocks of more than 256 tokens then
+    cases = [(9, True), (9, False)] if short_index else [(9, True), (1, True), (1, False)]
     try:
         errors = [_error(variant, count, terms) for count, terms in cases]
     except (RuntimeError, ValueError) as error:
