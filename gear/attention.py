@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TILE_TOKENS = 1024
 _MOST_PACKED_ROWS = 8  # query rows a KV head up to which packed products beat unpacking a tile
-_MOST_SCORES = 1 << 23  # scores held at a time; more queries take turns
+_MOST_SCORES = 1 << 22  # scores held at a time; more queries take turns
 _LOWEST = -3e38
 
 Partial = tuple[mx.array, mx.array, mx.array]
@@ -122,8 +122,8 @@ def attend(
         for i, span in enumerate(spans):
             if not see.hides(run, span):
                 totals[i] = _merged(totals[i], run.partial(q[..., span, :], see.tile(run, span)))
-        if not few:
-            mx.eval(totals)  # or every tile would be held until the last one is done
+                if not few:
+                    mx.eval(totals[i])  # or all that was unpacked and scored would be held
     # every query sees itself at least, so there is a total for each
     out = mx.concatenate([_divided(t, sinks) for t in totals if t is not None], axis=3)
     return out.reshape(batch, heads, length, -1).astype(queries.dtype)
