@@ -222,7 +222,7 @@ def _error(variant: Variant, count: int, terms: bool) -> float:
     out, peak, weight = _run(variant, queries, k, v, valid)
     lost = mx.abs(peak + mx.log(weight) - mx.logsumexp(scores, axis=-1, keepdims=True)).max()
     far = mx.abs(out / weight - expected).max() / mx.abs(expected).max()
-    return max(lost.item(), far.item())
+    return float(np.array(mx.maximum(lost, far)))
 
 
 @lru_cache(maxsize=256)

@@ -63,18 +63,31 @@ template <int W, typename X>
 FUNCTION void stage(
     X* to, unsigned pitch, const X* from, size_t stride, unsigned count, unsigned n, unsigned me,
     unsigned threads) {
-#pragma unroll 4
+#pragma unroll 8
     for (unsigned i = me; i < count * W; i += threads) {
         if (i % W < n) to[i / W * pitch + i % W] = from[i / W * stride + i % W];
     }
 }
 
-// Add 16 lines times their weights to N units side by side; lines from `count` on do not exist.
-// `codes`, `scale` and `zero` are those of line lane % 4 * 2, in shared memory.
+// The same for scales; up to whole sixteens of rows they are 0 where there is none.
+template <int W, typename X>
+FUNCTION void stage_scales(
+    X* to, const X* from, size_t stride, unsigned count, unsigned n, unsigned me,
+    unsigned threads) {
+#pragma unroll 8
+    for (unsigned i = me; i < (count + 15) / 16 * 16 * W; i += threads) {
+        X x = X(0.0f);
+        if (i % W < n && i / W < count) x = from[i / W * stride + i % W];
+        to[i] = x;
+    }
+}
+
+// Add 16 lines times their weights to N units side by side. `codes`, `scale` and `zero` are
+// those of line lane % 4 * 2, in shared memory.
 template <int BITS, int UNIT, int ALONG, int N, int G, typename S, typename Z>
 FUNCTION void add_lines(
     Products<UNIT>* s, const unsigned char* codes, unsigned pitch, const S* scale, const Z* zero,
-    unsigned groups, const Heads<G>* weight, unsigned count, unsigned lane) {
+    unsigned groups, const Heads<G>* weight, unsigned lane) {
     const int rows = UNIT / 16, bytes = UNIT / 8 * BITS / 8;
     const unsigned head = lane / 8 < G ? lane / 8 : 0;
     typedef typename Chunk<bytes>::type Word;
@@ -83,16 +96,13 @@ FUNCTION void add_lines(
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const unsigned line = i % 2 + i / 2 * 8;
-        const bool has = lane % 4 * 2 + line < count && lane / 8 < G;
-        const float x = has ? weight[lane % 4 * 2 + line].of[head] : 0.0f;
+        const float x = lane / 8 < G ? weight[lane % 4 * 2 + line].of[head] : 0.0f;
 #pragma unroll
         for (int u = 0; u < N; ++u) {
             word[u][i] = *(const Word*)(codes + line * pitch + u * rows * 2 * BITS);
             const unsigned group = line * groups + u * UNIT / ALONG;
-            // what no line wrote to shared memory may be NaN
-            s[u].zero += has ? x * float(zero[group]) : 0.0f;
-            w[u][i] = has ? x * float(scale[group]) : 0.0f;
-            w[u][i] *= float(1 << (BITS - 2));  // off fp16's low end
+            s[u].zero += x * float(zero[group]);
+            w[u][i] = x * float(scale[group]) * float(1 << (BITS - 2));  // off fp16's low end
             const float high = AS_FLOAT(AS_BITS(w[u][i]) & 0xffffe000u);  // 11 bits
             w[u][i] = lane / 4 % 2 ? w[u][i] - high : high;
         }
@@ -148,10 +158,10 @@ SCORES = """
                 (Piece<K_PIECE>*)staged, K_PITCH / K_PIECE,
                 (const Piece<K_PIECE>*)(k_codes + line * k_words + at.first / 8 * K_BITS / 4),
                 k_words * 4 / K_PIECE, n, here / 8 * K_BITS / K_PIECE, me, 32 * SIMDS);
-            stage<K_GROUPS>(
-                scale, K_GROUPS, k_scale + group, k_groups, n, here / K_ALONG, me, 32 * SIMDS);
-            stage<K_GROUPS>(
-                zero, K_GROUPS, k_zero + group, k_groups, n, here / K_ALONG, me, 32 * SIMDS);
+            stage_scales<K_GROUPS>(
+                scale, k_scale + group, k_groups, n, here / K_ALONG, me, 32 * SIMDS);
+            stage_scales<K_GROUPS>(
+                zero, k_zero + group, k_groups, n, here / K_ALONG, me, 32 * SIMDS);
             GROUP_BARRIER;
             for (unsigned i = 0; i < n && first_unit * K_UNIT < at.count; i += 16) {
                 const unsigned row = i + lane % 4 * 2;
@@ -159,7 +169,7 @@ SCORES = """
                 add_lines<K_BITS, K_UNIT, K_ALONG, K_UNITS, G>(
                     scores, staged + row * K_PITCH + first_unit * K_UNIT / 8 * K_BITS
                     + lane / 4 * K_CHUNK, K_PITCH, scale + start, zero + start, K_GROUPS,
-                    query + d + i, 16, lane);
+                    query + d + i, lane);
             }
         }
 #pragma unroll
@@ -200,16 +210,16 @@ VALUES = """
                 (Piece<V_PIECE>*)staged, V_PITCH / V_PIECE,
                 (const Piece<V_PIECE>*)(v_codes + line * (V_BYTES / 4)), V_BYTES / V_PIECE, n,
                 V_BYTES / V_PIECE, me, 32 * SIMDS);
-            stage<V_GROUPS>(
-                scale, V_GROUPS, v_scale + group, V_GROUPS, n, V_GROUPS, me, 32 * SIMDS);
-            stage<V_GROUPS>(zero, V_GROUPS, v_zero + group, V_GROUPS, n, V_GROUPS, me, 32 * SIMDS);
+            stage_scales<V_GROUPS>(
+                scale, v_scale + group, V_GROUPS, n, V_GROUPS, me, 32 * SIMDS);
+            stage_scales<V_GROUPS>(zero, v_zero + group, V_GROUPS, n, V_GROUPS, me, 32 * SIMDS);
             GROUP_BARRIER;
             for (unsigned i = simd * 16; i < n; i += SIMDS * 16) {
                 const unsigned row = i + lane % 4 * 2;
                 add_lines<V_BITS, V_UNIT, V_ALONG, V_UNITS, G>(
                     sums, staged + row * V_PITCH + lane / 4 * V_CHUNK, V_PITCH,
                     scale + row * V_GROUPS, zero + row * V_GROUPS, V_GROUPS, scratch + t + i,
-                    n - i, lane);
+                    lane);
             }
         }
         GROUP_BARRIER;

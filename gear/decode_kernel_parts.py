@@ -57,6 +57,23 @@ struct Span {
     unsigned first, count, tokens, block, blocks;
 };
 
+template <typename X>
+struct alignas(4 * sizeof(X)) Four {
+    X of[4];
+};
+
+template <typename X>
+FUNCTION Four<X> four_of(GLOBAL const X* from) {
+    return *(GLOBAL const Four<X>*)from;
+}
+
+// sum += x[i] * y[i] for i = 0, 1, 2, 3
+template <int G, typename X>
+FUNCTION void add_four(LOCAL Heads<G>& sum, SHARED const Heads<G>* x, GLOBAL const X* y) {
+    const Four<X> four = four_of(y);
+    for (int i = 0; i < 4; ++i) add(sum, x[i], float(four.of[i]));
+}
+
 // rows[r] = sum over d of query[d] * right[r, d]: q·Rᵀ, 8 or 32 lanes a row.
 template <int D, int G, typename F>
 FUNCTION void project(
@@ -67,15 +84,16 @@ FUNCTION void project(
         const unsigned r = base + me / width;
         Heads<G> sum = filled<G>(0.0f);
 #pragma unroll 4
-        for (unsigned d = me % width; d < (r < n ? D : 0); d += width) {
-            add(sum, query[d], float(right[r * D + d]));
+        for (unsigned d = me % width * 4; d < (r < n ? D : 0); d += width * 4) {
+            add_four(sum, query + d, right + r * D + d);
         }
         sum = lanes_total(sum, width);
         if (me % width == 0 && r < n) rows[r] = sum;
     }
 }
 
-// rows[b, r] = sum over t of p[t] * left[b, r, t]: p·L, 8 or 32 lanes a row.
+// rows[b, r] = sum over t of p[t] * left[b, r, t]: p·L, 8 or 32 lanes a row. Blocks are whole
+// fours, and p is 0 after the last token.
 template <int G, typename F>
 FUNCTION void weigh(
     SHARED Heads<G>* rows, GLOBAL const F* left, unsigned rank, SHARED const Heads<G>* p, Span at,
@@ -88,9 +106,9 @@ FUNCTION void weigh(
             const unsigned start = (at.block + r / rank) * at.tokens, last = at.first + at.count;
             const unsigned from = start > at.first ? start : at.first;
             const unsigned end = start + at.tokens < last ? start + at.tokens : last;
-#pragma unroll 8
-            for (unsigned t = from + me % width; t < end; t += width) {
-                add(sum, p[t - at.first], float(left[r * at.tokens + t - start]));
+#pragma unroll 4
+            for (unsigned t = from + me % width * 4; t < end; t += width * 4) {
+                add_four(sum, p + (t - at.first), left + r * at.tokens + t - start);
             }
         }
         sum = lanes_total(sum, width);
@@ -98,73 +116,71 @@ FUNCTION void weigh(
     }
 }
 
-// Of two lists of n ascending entries, the first that is not below x; 8 parts at a time.
+// The first of n ascending entries that is not below x.
 template <typename I>
-FUNCTION void lower_bounds(
-    GLOBAL const I* one, unsigned x, GLOBAL const I* two, unsigned y, unsigned n,
-    LOCAL unsigned& from, LOCAL unsigned& end) {
-    from = end = 0;
-    for (unsigned left = n; left > 0;) {
-        const unsigned part = (left + 7) / 8;
-        unsigned a = 0, b = 0;
-#pragma unroll
-        for (unsigned i = 1; i < 8; ++i) {
-            const unsigned j = from + i * part - 1, k = end + i * part - 1;
-            if (j < n && unsigned(one[j]) < x) ++a;
-            if (k < n && unsigned(two[k]) < y) ++b;
-        }
-        from += a * part;
-        end += b * part;
-        left = part - 1;
+FUNCTION unsigned lower_bound(GLOBAL const I* list, unsigned n, unsigned x) {
+    unsigned from = 0;
+    while (from < n) {
+        const unsigned middle = (from + n) / 2;
+        if (list[middle] < x) from = middle + 1;
+        else n = middle;
     }
+    return from;
 }
 
 // copy[t] += query[d] * value, for the outliers of `channels` channels; WIDTH lanes a channel.
+// `begin` keeps, by channel, where the next tile starts in the list of the last block.
 template <int SPREAD, int WIDTH, int D, int G, typename I, typename W>
 FUNCTION void add_key_outliers(
     SHARED Heads<G>* copy, GLOBAL const I* index, GLOBAL const W* value, unsigned kept,
-    SHARED const Heads<G>* query, unsigned channels, Span at, unsigned lane) {
-    const unsigned turns = 32 / WIDTH, deep = 8, last = at.blocks - 1;
+    SHARED const Heads<G>* query, SHARED unsigned* begin, bool search, unsigned channels, Span at,
+    unsigned lane) {
+    const unsigned turns = 32 / WIDTH, deep = 8, slots = at.blocks * kept, none = 0xffffffffu;
     const unsigned begun = at.first - at.block * at.tokens;
-    const unsigned ends = at.first + at.count - (at.block + last) * at.tokens;
     for (unsigned base = 0; base < channels; base += 32) {
-        unsigned from = 0, end = 0;  // of this lane's channel, in the blocks' lists end to end
+        unsigned from = 0;  // of this lane's channel, in the blocks' lists end to end
         if (base + lane < channels) {
-            GLOBAL const I* list = index + (base + lane) * kept;
-            end = kept;
-            if (begun > 0 || ends < at.tokens) {
-                lower_bounds(list, begun, list + last * D * kept, ends, kept, from, end);
+            if (begun > 0) {
+                from = search ? lower_bound(index + (base + lane) * kept, kept, begun)
+                              : begin[base + lane];
             }
-            end += last * kept;
+            begin[base + lane] = at.blocks > 1 ? 0 : from;
         }
-        const unsigned most = unsigned(simd_largest(filled<1>(float(end - from))).of[0]);
+        SIMD_BARRIER;
         for (unsigned c = 0; c < 32 && base + c < channels; c += turns * deep) {
-            for (unsigned n = 0; n < most; n += WIDTH) {
+            float more = 1.0f;
+            for (unsigned n = 0; n < slots && more > 0.0f; n += WIDTH) {
                 unsigned place[deep];
                 float x[deep];
-                Heads<G> q;
+                more = 0.0f;
 #pragma unroll
                 for (unsigned u = 0; u < deep; ++u) {
                     const unsigned channel = (c + u * turns + lane / WIDTH) % 32;
                     const unsigned i = SHUFFLE(from, channel) + n + lane % WIDTH;
-                    const unsigned stop = SHUFFLE(end, channel);
-                    place[u] = 0xffffffffu;
+                    place[u] = none;
                     x[u] = 0.0f;
-                    if (i < stop) {
+                    if (i < slots && base + channel < channels) {
                         const unsigned b = i < kept ? 0 : i / kept;
                         const unsigned j = (b * D + base + channel) * kept + i - b * kept;
-                        place[u] = spread<SPREAD>(
-                            (at.block + b) * at.tokens + unsigned(index[j]) - at.first);
+                        const unsigned t = (at.block + b) * at.tokens + unsigned(index[j]);
                         x[u] = float(value[j]);
+                        if (t < at.first + at.count) place[u] = spread<SPREAD>(t - at.first);
+                    }
+                    const unsigned next = SHUFFLE(place[u], (lane + 1) % 32);
+                    const bool full = lane % WIDTH == WIDTH - 1;
+                    if (place[u] != none && (full || next == none)) {  // the last one so far
+                        const unsigned before = slots - kept;
+                        begin[base + channel] = i + 1 > before ? i + 1 - before : 0;
+                        if (full) more = 1.0f;
                     }
                 }
+                more = simd_largest(filled<1>(more)).of[0];
 #pragma unroll
                 for (unsigned u = 0; u < deep * turns; ++u) {
                     const unsigned v = u / turns;
-                    if (u % turns == 0) q = query[(base + c + v * turns + lane / WIDTH) % D];
-                    if (lane / WIDTH == u % turns && place[v] != 0xffffffffu) {
+                    if (lane / WIDTH == u % turns && place[v] != none) {
                         Heads<G> sum = copy[place[v]];
-                        add(sum, q, x[v]);
+                        add(sum, query[base + c + v * turns + lane / WIDTH], x[v]);
                         copy[place[v]] = sum;
                     }
                     SIMD_BARRIER;

@@ -21,6 +21,7 @@ PREFIX = {
 #define SHARED_ARRAY threadgroup
 #define ALIGNED
 #define FUNCTION inline
+#define EXP(x) exp(x)
 #define AS_FLOAT(x) as_type<float>(x)
 #define AS_BITS(x) as_type<unsigned>(x)
 #define SHUFFLE(x, lane) simd_shuffle(x, ushort(lane))
@@ -35,6 +36,7 @@ PREFIX = {
 #define SHARED_ARRAY __shared__
 #define ALIGNED __align__(16)
 #define FUNCTION __device__ __forceinline__
+#define EXP(x) __expf(x)
 #define AS_FLOAT(x) __uint_as_float(x)
 #define AS_BITS(x) __float_as_uint(x)
 #define SHUFFLE(x, lane) __shfl_sync(0xffffffffu, x, lane)
@@ -65,10 +67,12 @@ OUTPUTS = ("out", "peak", "weight")
 
 _START = """
     const unsigned lane = me % 32, simd = me / 32;
+    const int OWN = TILE / 32 / SIMDS;  // tokens of a thread
     const unsigned kv = row / parts, stored = count * tokens, k_words = stored * K_BITS / 32;
     const unsigned k_groups = stored / k_group, v_groups = (D + v_group - 1) / v_group;
     const unsigned v_scale_row = v_scale_heads == 1 ? kv / kv_heads : kv;
     SHARED_ARRAY Heads<G> query[D], rest[D], rows[ROWS], each_simd[SIMDS];
+    SHARED_ARRAY unsigned begin[D];
     SHARED_ARRAY ALIGNED Heads<G> scratch[SCRATCH];
     SHARED Heads<G>* slots = scratch + TILE;
 
@@ -108,55 +112,57 @@ _SOFTMAX = """
             const size_t list = (block * D + simd * share) * k_kept;
             add_key_outliers<K_SPREAD, WIDTH, D, G>(
                 scratch + simd * TILE, k_index + list, k_value + list, k_kept,
-                query + simd * share, share, at, lane);
+                query + simd * share, begin + simd * share, tile == split * tiles, share, at, lane);
         }
         GROUP_BARRIER;
 
-        // p = exp(score - peak) in place of the first copy; what was summed is scaled to it
+        // p = EXP(score - peak) in place of the first copy; what was summed is scaled to it
+        // a thread takes fours of tokens; a four lies in one block
         const Heads<G> before = top;
-        Heads<G> score[TILE / 32 / SIMDS];
-        size_t left[TILE / 32 / SIMDS];
-        unsigned low[TILE / 32 / SIMDS];
+        Heads<G> score[OWN];
 #pragma unroll
-        for (int i = 0; i < TILE / 32 / SIMDS; ++i) {
-            const unsigned t = me + i * 32 * SIMDS < at.count ? me + i * 32 * SIMDS : 0;
-            const unsigned b = (at.first + t) / tokens - at.block;
-            low[i] = b * k_rank;
-            left[i] = (block + b) * k_rank * tokens + (at.first + t) - (at.block + b) * tokens;
-            score[i] = scratch[spread<K_SPREAD>(t)];
-            for (unsigned s = 1; s < copies; ++s) {
-                add(score[i], scratch[s * TILE + spread<K_SPREAD>(t)], 1.0f);
+        for (int i = 0; i < OWN; i += 4) {
+            const unsigned t = me * 4 + i / 4 * (128 * SIMDS);
+#pragma unroll
+            for (int j = i; j < i + 4; ++j) {
+                score[j] = scratch[spread<K_SPREAD>(t + j - i)];
+                for (unsigned s = 1; s < copies; ++s) {
+                    add(score[j], scratch[s * TILE + spread<K_SPREAD>(t + j - i)], 1.0f);
+                }
             }
-        }
+            const unsigned b = t < at.count ? (at.first + t) / tokens : at.block;
+            const unsigned from = t < at.count ? at.first + t - b * tokens : 0;
+            const size_t left = (size_t(kv) * count + b) * k_rank * tokens + from;
 #pragma unroll 4
-        for (unsigned r = 0; r < k_rank; ++r) {
+            for (unsigned r = 0; r < k_rank; ++r) {
+                const auto four = four_of(k_left + left + r * tokens);
 #pragma unroll
-            for (int i = 0; i < TILE / 32 / SIMDS; ++i) {
-                add(score[i], rows[low[i] + r], float(k_left[left[i] + r * tokens]));
+                for (int j = i; j < i + 4; ++j) {
+                    add(score[j], rows[(b - at.block) * k_rank + r], float(four.of[j - i]));
+                }
             }
-        }
 #pragma unroll
-        for (int i = 0; i < TILE / 32 / SIMDS; ++i) {
-            EACH_HEAD score[i].of[g] *= power;
-            if (me + i * 32 * SIMDS < at.count) top = larger(top, score[i]);
+            for (int j = i; j < i + 4; ++j) {
+                EACH_HEAD score[j].of[g] *= power;
+                if (t + j - i < at.count) top = larger(top, score[j]);
+            }
         }
         top = simd_largest(top);
         if (lane == 0) each_simd[simd] = top;
         GROUP_BARRIER;
         for (unsigned s = 0; s < SIMDS; ++s) top = larger(top, each_simd[s]);
         Heads<G> factor;
-        EACH_HEAD factor.of[g] = exp(before.of[g] - top.of[g]);
+        EACH_HEAD factor.of[g] = EXP(before.of[g] - top.of[g]);
         EACH_HEAD mass.of[g] *= factor.of[g];
 #pragma unroll
-        for (int i = 0; i < TILE / 32 / SIMDS; ++i) {
-            const unsigned t = me + i * 32 * SIMDS;
+        for (int i = 0; i < OWN; ++i) {
+            const unsigned t = me * 4 + i / 4 * (128 * SIMDS) + i % 4;
             Heads<G> p = filled<G>(0.0f);
-            if (t < at.count) EACH_HEAD p.of[g] = exp(score[i].of[g] - top.of[g]);
+            if (t < at.count) EACH_HEAD p.of[g] = EXP(score[i].of[g] - top.of[g]);
             add(mass, p, 1.0f);
             scratch[t] = p;
         }
         GROUP_BARRIER;
-
 """
 
 _REST = """
@@ -169,7 +175,7 @@ _REST = """
         for (unsigned d = me; d < D; d += 32 * SIMDS) {
             Heads<G> sum = rest[d];
             EACH_HEAD sum.of[g] *= factor.of[g];
-#pragma unroll 4
+#pragma unroll 8
             for (unsigned r = 0; r < at.blocks * v_rank; ++r) {
                 add(sum, rows[r], float(v_right[(block * v_rank + r) * D + d]));
             }
@@ -211,7 +217,7 @@ _MERGE_BODY = """
 #pragma unroll 4
     for (unsigned s = share; s < splits; s += SHARES) {
         const size_t place = size_t(s) * row_count + row;
-        const float factor = exp(peaks[place] - top);
+        const float factor = EXP(peaks[place] - top);
         sum += factor * outs[place * D + d];
         mass += factor * weights[place];
     }

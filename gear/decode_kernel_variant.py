@@ -66,7 +66,8 @@ class Variant:
                 continue
             for slots in (4 * simds, 2 * simds, simds):
                 scratch = max(simds * TILE, TILE + slots * d, TILE + staged)
-                if 4 * heads * (2 * d + ROWS + simds + scratch) > _SHARED_BYTES[self.kind]:
+                used = 4 * d + 4 * heads * (2 * d + ROWS + simds + scratch)
+                if used > _SHARED_BYTES[self.kind]:
                     continue
                 found = {
                     "K_BITS": self.k_bits, "V_BITS": self.v_bits, "D": d, "G": heads,

@@ -63,8 +63,8 @@ FUNCTION void add_words(
 
 # A simd group a share of the channels, each into its copy of the scores; a lane a word of tokens.
 SCORES = """
-        const unsigned K_PER = 32 / K_BITS, OWN = D / SIMDS, copies = SIMDS;
-        const size_t channel = size_t(kv) * D + simd * OWN;
+        const unsigned K_PER = 32 / K_BITS, SHARE = D / SIMDS, copies = SIMDS;
+        const size_t channel = size_t(kv) * D + simd * SHARE;
         for (unsigned word = lane; word * K_PER < at.count; word += 32) {
             const unsigned t = at.first + word * K_PER;
             const size_t scale = channel * k_groups + t / k_group;
@@ -72,7 +72,7 @@ SCORES = """
             clear<K_BITS, G>(scores);
             add_words<K_BITS, G>(
                 scores, k_codes + channel * k_words + t / K_PER, k_words, k_scale + scale,
-                k_zero + scale, k_groups, query + simd * OWN, 1, OWN, one);
+                k_zero + scale, k_groups, query + simd * SHARE, 1, SHARE, one);
 #pragma unroll
             for (int i = 0; i < K_PER; ++i) {
                 scratch[simd * TILE + spread<K_SPREAD>(word * K_PER + i)] =

@@ -35,7 +35,7 @@ _HOST = """
 #define __forceinline__ inline
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
-using std::exp;
+float __expf(float x) { return std::exp(x); }
 struct Index { unsigned x, y; } threadIdx, blockIdx;
 const unsigned THREADS = @THREADS@;
 ucontext_t host, fibers[THREADS];
