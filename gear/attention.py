@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from gear import packed
+from gear import decode_kernel, packed
 from gear.exact_tokens import ExactTokens
 from gear.placement import release
 from gear.tiles import tiles
@@ -118,7 +118,8 @@ def attend(
     spans = [slice(i, min(i + turn, length)) for i in range(0, length, turn)]
     few = shape[2] * length <= _MOST_PACKED_ROWS
     totals: list[Partial | None] = [None] * len(spans)
-    for run in _runs(cache, few, tile):
+    alone = length == 1 and not isinstance(mask, mx.array)  # one query that sees every token
+    for run in _runs(cache, q if alone else None, few, tile):
         for i, span in enumerate(spans):
             if not see.hides(run, span):
                 totals[i] = _merged(totals[i], run.partial(q[..., span, :], see.tile(run, span)))
@@ -129,14 +130,22 @@ def attend(
     return out.reshape(batch, heads, length, -1).astype(queries.dtype)
 
 
-def _runs(cache: GearCache, few: bool, tile: int) -> Iterator[_Run]:
-    """Yield the tokens of ``cache`` in order: exact ones in tiles, packed ones as ``few`` asks."""
+def _runs(cache: GearCache, query: mx.array | None, few: bool, tile: int) -> Iterator[_Run]:
+    """Yield the tokens of ``cache`` in order: exact ones in tiles, packed ones as they suit best.
+
+    ``query`` is one that sees every token, which the fused kernel can take; ``few`` says that
+    there are few enough for packed products.
+    """
     start = 0
     for part in (cache.sinks, *cache.segments, cache.buffer):
         if isinstance(part, ExactTokens):
             pieces = _exact(part, tile)
+        elif query is not None and decode_kernel.usable(query.flatten(1, 2), part.k, part.v):
+            pieces = iter([(part.valid, partial(_fused_partial, part))])
+        elif few and packed.fits(part):
+            pieces = iter([(part.valid, partial(_packed_partial, part))])
         else:
-            pieces = _packed(part) if few and packed.fits(part) else _unpacked(part, tile)
+            pieces = _unpacked(part, tile)
         for count, attention in pieces:
             yield _Run(start, start + count, attention)
             start += count
@@ -159,11 +168,6 @@ def _unpacked(segment: Segment, tile: int) -> _Pieces:
         yield meant, partial(_dense_partial, keys, values)
 
 
-def _packed(segment: Segment) -> _Pieces:
-    """Yield a whole segment, to be multiplied with as it is stored."""
-    yield segment.valid, partial(_packed_partial, segment)
-
-
 def _dense_partial(
     keys: mx.array, values: mx.array, queries: mx.array, mask: mx.array | None
 ) -> Partial:
@@ -173,6 +177,14 @@ def _dense_partial(
     peak, weights, weight = _softmax(scores.reshape(*queries.shape[:4], -1), mask)
     out = weights.flatten(2, 3) @ values.astype(mx.float32)
     return out.reshape(*queries.shape[:4], -1), peak, weight
+
+
+def _fused_partial(segment: Segment, queries: mx.array, _mask: mx.array | None) -> Partial:
+    """Return the partial of a whole segment by the fused kernel, for one query that sees it all."""
+    q, valid = queries.flatten(1, 2), segment.valid
+    out, peak, weight = decode_kernel.partial(q, segment.k, segment.v, valid)
+    shape = queries.shape[:4]
+    return out.reshape(*shape, -1), peak.reshape(*shape, 1), weight.reshape(*shape, 1)
 
 
 def _packed_partial(segment: Segment, queries: mx.array, mask: mx.array | None) -> Partial:
