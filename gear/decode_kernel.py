@@ -124,6 +124,13 @@ def _build(name: str, kind: str, *constants: tuple[str, int]) -> Any:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=256)
+def _decode(variant: Variant) -> tuple[Any, int]:
+    """Return the kernel of a variant and the threads of its groups."""
+    constants = variant.constants or {}
+    return _build(variant.form, variant.kind, *constants.items()), 32 * constants["SIMDS"]
+
+
 @lru_cache(maxsize=1024)
 def _numbers(*sizes: int) -> mx.array:
     """Return numbers for a kernel, uint32; kept, because each new array is one more copy."""
@@ -165,13 +172,13 @@ def partial(queries: mx.array, k: Block, v: Block, valid: int) -> Partial:
 
 def _run(variant: Variant, queries: mx.array, k: Block, v: Block, valid: int) -> Partial:
     """Run the kernel, and the merge where tokens were split."""
-    constants = variant.constants or {}
+    decode, threads = _decode(variant)
     batch, heads, _, d = queries.shape
-    rows, threads = batch * k.arrays["codes"].shape[1] * variant.parts, 32 * constants["SIMDS"]
+    rows = batch * k.arrays["codes"].shape[1] * variant.parts
     count, tiles = splits(valid, rows, variant.kind)
     shape = () if count == 1 else (count,)
     shapes = [(*shape, batch, heads, 1, n) for n in (d, 1, 1)]
-    found = _build(variant.form, variant.kind, *constants.items())(
+    found = decode(
         inputs=[queries, _sizes(k, v, valid, tiles, variant.parts), *_arrays(k), *_arrays(v)],
         grid=(count * threads, rows, 1), threadgroup=(threads, 1, 1), output_shapes=shapes,
         output_dtypes=[mx.float32] * 3,

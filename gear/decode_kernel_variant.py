@@ -17,7 +17,7 @@ _STAGED_BYTES = 20 * 1024  # for codes on their way to the matrix units, at leas
 _SHARED_BYTES = {"metal": 32 * 1024, "cuda": 48 * 1024}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # looked up by identity at every call
 class Variant:
     """What the kernel is compiled for. ``dtypes`` are those of the queries and the inputs.
 

@@ -104,6 +104,29 @@ def test_the_kernel_is_reconstruct_then_softmax(name: str, on_host: None) -> Non
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("name", "n_b", "tokens", "count"),
+    [
+        ("one block", 64, 1600, 1),
+        ("blocks across tiles", 160, 160, 10),
+        ("decode blocks", 64, 64, 25),
+    ],
+)
+def test_a_thread_group_goes_on_from_tile_to_tile(
+    n_b: int, tokens: int, count: int, sparse_frac: float, on_host: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(decode_kernel._THREAD_GROUPS, "cuda", 1)
+    settings = {"group_size": 32, "n_b": n_b, "sparse_frac": sparse_frac}
+    k, v = _pair(settings, (1, 1, tokens, 64), count, prefill=count == 1)
+    queries = mx.array(np.random.default_rng(1).standard_normal((1, 2, 1, 64)) * 0.3, mx.float32)
+    out, peak, weight = decode_kernel.partial(queries, k, v, 1590)
+    expected, logsum = _expected(queries, k, v, 1590)
+    np.testing.assert_allclose(np.array(out / weight), expected, atol=5e-5)
+    np.testing.assert_allclose(np.array(peak + mx.log(weight)), logsum, atol=1e-4)
+
+
+@needs_compiler
 def test_large_queries_and_half_precision(on_host: None) -> None:
     k, v = _pair({}, (1, 1, 128, 64))
     queries = mx.array(np.random.default_rng(1).standard_normal((1, 4, 1, 64)) * 900, mx.float16)
