@@ -105,12 +105,8 @@ def test_the_kernel_is_reconstruct_then_softmax(name: str, on_host: None) -> Non
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("name", "n_b", "tokens", "count"),
-    [
-        ("one block", 64, 1600, 1),
-        ("blocks across tiles", 160, 160, 10),
-        ("decode blocks", 64, 64, 25),
-    ],
+    ("n_b", "tokens", "count", "sparse_frac"),
+    [(64, 1600, 1, 0.1), (160, 160, 10, 0.02), (64, 64, 25, 0.1)],
 )
 def test_a_thread_group_goes_on_from_tile_to_tile(
     n_b: int, tokens: int, count: int, sparse_frac: float, on_host: None,
