@@ -10,12 +10,18 @@ from __future__ import annotations
 import mlx.core as mx
 
 from gear.block import Block
+from gear.kernels import backend
 from gear.placement import beside
 from gear.segments import Segment
 
 
 def fits(segment: Segment) -> bool:
-    """Say whether K and V of ``segment`` lie as `mx.quantized_matmul` reads them."""
+    """Say whether K and V of ``segment`` lie as `mx.quantized_matmul` reads them here.
+
+    MLX's CUDA build has it for few shapes, and says so only when it runs: none is tried there.
+    """
+    if backend() == "cuda":
+        return False
 
     def reads(block: Block) -> bool:
         s = block.settings
