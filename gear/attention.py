@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from gear import decode_kernel, packed
+from gear.decode_kernel import Partial
 from gear.exact_tokens import ExactTokens
 from gear.placement import release
 from gear.tiles import tiles
@@ -30,9 +31,6 @@ TILE_TOKENS = 1024
 _MOST_PACKED_ROWS = 8  # query rows a KV head up to which packed products beat unpacking a tile
 _MOST_SCORES = 1 << 22  # scores held at a time; more queries take turns
 _LOWEST = -3e38
-
-Partial = tuple[mx.array, mx.array, mx.array]
-"""Sum of exp(s - peak)·v, peak = max s, sum of exp(s - peak); the last two keep an axis of 1."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,15 @@ class Packed:
 
 @dataclass(frozen=True)
 class _Run:
-    """Tokens ``start`` to ``stop``; ``partial`` takes fp32 queries and the mask of these tokens."""
+    """Tokens ``start`` to ``stop``; ``partial`` takes fp32 queries and the mask of these tokens.
+
+    A ``large`` one is evaluated before the next is met, or all that was unpacked would be held.
+    """
 
     start: int
     stop: int
     partial: Callable[[mx.array, mx.array | None], Partial]
+    large: bool
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class _Mask:
                 return None
             seen_by = mx.arange(self.past + span.start, self.past + span.stop)[:, None]
             return mx.arange(run.start, run.stop) <= seen_by
-        part = self.mask[..., span, run.start : run.stop]
+        rows = slice(None) if self.mask.shape[-2] == 1 else span
+        part = self.mask[..., rows, run.start : run.stop]
         part = part.reshape(*[1] * (4 - part.ndim), *part.shape)
         if part.shape[1] == 1:
             return part[:, :, None]
@@ -123,8 +126,8 @@ def attend(
         for i, span in enumerate(spans):
             if not see.hides(run, span):
                 totals[i] = _merged(totals[i], run.partial(q[..., span, :], see.tile(run, span)))
-                if not few:
-                    mx.eval(totals[i])  # or all that was unpacked and scored would be held
+                if run.large:
+                    mx.eval(totals[i])
     # every query sees itself at least, so there is a total for each
     out = mx.concatenate([_divided(t, sinks) for t in totals if t is not None], axis=3)
     return out.reshape(batch, heads, length, -1).astype(queries.dtype)
@@ -138,6 +141,7 @@ def _runs(cache: GearCache, query: mx.array | None, few: bool, tile: int) -> Ite
     """
     start = 0
     for part in (cache.sinks, *cache.segments, cache.buffer):
+        large = not few
         if isinstance(part, ExactTokens):
             pieces = _exact(part, tile)
         elif query is not None and decode_kernel.usable(query.flatten(1, 2), part.k, part.v):
@@ -145,9 +149,9 @@ def _runs(cache: GearCache, query: mx.array | None, few: bool, tile: int) -> Ite
         elif few and packed.fits(part):
             pieces = iter([(part.valid, partial(_packed_partial, part))])
         else:
-            pieces = _unpacked(part, tile)
+            pieces, large = _unpacked(part, tile), True
         for count, attention in pieces:
-            yield _Run(start, start + count, attention)
+            yield _Run(start, start + count, attention, large)
             start += count
 
 

@@ -32,6 +32,7 @@ _FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 _FAR = 5e-3  # of the largest entry; a wrong term is off by more
 
 Partial = tuple[mx.array, mx.array, mx.array]
+"""Sum of exp(s - peak)·v, peak = max s, sum of exp(s - peak); the last two keep an axis of 1."""
 
 
 @lru_cache(maxsize=2)

@@ -116,7 +116,7 @@ def test_any_settings_shapes_and_fill(
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["bool", "additive", "per head", "-inf", "two axes"])
+@pytest.mark.parametrize("kind", ["bool", "additive", "per head", "-inf", "two axes", "one row"])
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_masks(kind: str, length: int) -> None:
     cache = _filled(resolve(GearConfig(), 1)[0], [200, 64, length])
@@ -128,6 +128,7 @@ def test_masks(kind: str, length: int) -> None:
         "per head": _random(5, 1, 4, length, tokens) > 0,
         "-inf": mx.where(hidden, -float("inf"), 0.0)[None, None],
         "two axes": ~hidden,
+        "one row": ~hidden[None, None, :1],
     }[kind]
     found, expected = _both(cache, length, mask=mask)
     np.testing.assert_allclose(found, expected, atol=1e-4)
