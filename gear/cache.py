@@ -72,8 +72,10 @@ class GearCache(_BaseCache):
         self.heads, self.dtype_name = keys.shape[1], str(keys.dtype).rpartition(".")[2]
         self.prefill = keys.shape[2] > self.settings.n_b
         n = max(self.settings.n_sink - len(self.sinks), 0)
-        self.sinks.append(keys[:, :, :n], values[:, :, :n])
-        self.buffer.append(keys[:, :, n:], values[:, :, n:])
+        if n:
+            self.sinks.append(keys[:, :, :n], values[:, :, :n])
+            keys, values = keys[:, :, n:], values[:, :, n:]
+        self.buffer.append(keys, values)
         if self.settings.attend == "compressed" and self.prefill:
             self.flush()
 

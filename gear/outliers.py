@@ -53,9 +53,7 @@ def _places(keys: mx.array) -> mx.array:
 def _extremes(ordered: mx.array, place: mx.array, k: int, high: bool) -> mx.array:
     """Return the places of the ``k`` lowest or highest of ``ordered`` [..., n], in any order."""
     keys, n = _keys(ordered, place), ordered.shape[-1]
-    if k == 1:
-        keys = (keys.max if high else keys.min)(axis=-1, keepdims=True)
-    elif k < n:
+    if k < n:
         keys = mx.partition(keys, n - k if high else k - 1, axis=-1)
         keys = keys[..., n - k :] if high else keys[..., :k]
     return _places(keys)
@@ -68,6 +66,10 @@ def _end(ordered: mx.array, k: int, high: bool) -> mx.array:
     (among equals the first or last chunk) are, so only those are looked through.
     """
     n = ordered.shape[-1]
+    if k == 1:  # of equals the first is found, and the highest is to be the last
+        if not high:
+            return mx.argmin(ordered, axis=-1, keepdims=True)
+        return n - 1 - mx.argmax(ordered[..., ::-1], axis=-1, keepdims=True)
     chunk = 1 << (math.isqrt(n // k).bit_length() - 1)  # a power of 2 seldom needs padding
     if chunk < _SHORTEST_CHUNK:
         return _extremes(ordered, mx.arange(n), k, high)
