@@ -7,6 +7,8 @@ unpacks the codes anew for every row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 
 from gear.block import Block
@@ -34,29 +36,36 @@ def fits(segment: Segment) -> bool:
 
 def scores(queries: mx.array, keys: Block) -> mx.array:
     """Return q·Kᵀ [batch, heads, m, tokens] of fp32 queries [batch, heads, m, head_dim]."""
-    out = _base(queries, keys)
-    with beside():
-        rest = _outliers(queries, keys, out.shape)
-        factors = keys.low_rank()
-        if factors is not None:
-            left, right = factors  # [batch, heads, count, r, tokens] and [..., r, head_dim]
-            down = queries @ right.flatten(2, 3).swapaxes(-1, -2)
-            down = down.reshape(*out.shape[:3], keys.count, -1).swapaxes(2, 3)
-            rest = rest + (down @ left).swapaxes(2, 3).reshape(out.shape)
-    return out + rest
+
+    def low_rank(left: mx.array, right: mx.array) -> mx.array:
+        down = queries @ right.flatten(2, 3).swapaxes(-1, -2)
+        down = down.reshape(*queries.shape[:3], keys.count, -1).swapaxes(2, 3)
+        return (down @ left).swapaxes(2, 3).flatten(3)
+
+    return _product(queries, keys, low_rank)
 
 
 def output(weights: mx.array, values: Block) -> mx.array:
     """Return p·V [batch, heads, m, head_dim] of fp32 weights [batch, heads, m, tokens]."""
-    out = _base(weights, values)
+
+    def low_rank(left: mx.array, right: mx.array) -> mx.array:
+        by_block = weights.reshape(*weights.shape[:3], values.count, -1).swapaxes(2, 3)
+        down = (by_block @ left.swapaxes(-1, -2)).swapaxes(2, 3)
+        return down.flatten(3) @ right.flatten(2, 3)
+
+    return _product(weights, values, low_rank)
+
+
+def _product(
+    rows: mx.array, block: Block, low_rank: Callable[[mx.array, mx.array], mx.array]
+) -> mx.array:
+    """Return rows times all three terms; ``low_rank`` takes Lᵀ [..., count, r, tokens] and R."""
+    out = _base(rows, block)
     with beside():
-        rest = _outliers(weights, values, out.shape)
-        factors = values.low_rank()
+        rest = _outliers(rows, block, out.shape)
+        factors = block.low_rank()
         if factors is not None:
-            left, right = factors
-            by_block = weights.reshape(*out.shape[:3], values.count, -1).swapaxes(2, 3)
-            down = (by_block @ left.swapaxes(-1, -2)).swapaxes(2, 3)
-            rest = rest + down.flatten(3) @ right.flatten(2, 3)
+            rest = rest + low_rank(*factors)
     return out + rest
 
 
