@@ -14,6 +14,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from gear.placement import on_cpu
+
 LARGEST_WIDTH = 20  # a thread holds a few width x width matrices in its own memory
 
 _PREFIX = {
@@ -125,7 +127,7 @@ def ridge_of(rank: int) -> float:
 
 def backend() -> str | None:
     """Return "metal" or "cuda" where the default device is such a GPU, else None."""
-    if mx.default_device() == mx.Device(mx.cpu, 0):
+    if on_cpu():
         return None
     return "metal" if mx.metal.is_available() else "cuda"
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 def on_cpu() -> bool:
     """Say whether MLX's default device is the CPU."""
-    return mx.default_device() == mx.Device(mx.cpu, 0)
+    return mx.default_device().type == mx.DeviceType.cpu
 
 
 def release(*arrays: mx.array) -> None:

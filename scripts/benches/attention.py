@@ -15,7 +15,7 @@ from functools import partial
 import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
-from benches.timing import Options, Row, at_least, at_most, device, in_turns
+from benches.timing import Options, Row, Run, at_least, at_most, device, in_turns
 from gear.attention import attend
 from gear.cache import GearCache
 from gear.config import GearConfig, resolve
@@ -127,14 +127,30 @@ def _timed(
             out = attention(out, mask)
         mx.eval(out)
 
-    timed = in_turns({n: partial(chained, a) for n, a in kinds.items()}, repeats, calls)
-    what = "one query" if length == 1 else f"a chunk of {length}"
+    runs = {n: partial(chained, a) for n, a in kinds.items()}
+    refused = [name for name, run in runs.items() if name.startswith("mlx-lm") and _refuses(run)]
+    for name in refused:
+        del runs[name]
+    timed = in_turns(runs, repeats, calls)
+    what = f"{'one query' if length == 1 else f'a chunk of {length}'}, N={tokens}"
     for row in timed.values():
         row["ratio"] = row["median_ms"] / timed["exact"]["median_ms"]
     bars = _bars(timed, tokens, length)
     for row in timed.values():
-        row["name"] += f": {what}, N={tokens}"
-    return [*timed.values(), *bars]
+        row["name"] += f": {what}"
+    missing: list[Row] = [
+        {"name": f"{name}: {what}: refused by MLX here", "bar": ""} for name in refused
+    ]
+    return [*timed.values(), *missing, *bars]
+
+
+def _refuses(run: Run) -> bool:
+    """Say whether MLX has no kernel for one of the shapes on this backend."""
+    try:
+        run()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _bars(timed: dict[str, Row], tokens: int, length: int) -> list[Row]:

@@ -1,0 +1,88 @@
+"""The hot path on Metal or CUDA: prefill, compression and decoding, nothing on a CPU stream.
+
+An operation leaves the accelerator where it is given a CPU stream, and linear algebra has no other
+there. Here both are refused, so whatever tries either fails; on a CPU the file is skipped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+import gear
+from gear import GearConfig, decode_kernel
+from gear.generation import fresh_caches
+from gear.methods.gear import Gear
+from gear.placement import on_cpu
+from tests.gear.tiny_models import build
+
+pytestmark = pytest.mark.skipif(on_cpu(), reason="needs an accelerator")
+
+CALLS = [200, 130, *[1] * 70]  # a prefill block, a chunk that sees them, a decode block
+TOLERANCE = 0.02  # fp16 logits, relative to their norm
+
+
+class _RefusedStream:
+    """What stands for `mx.cpu`: nothing takes it for a device or a stream."""
+
+
+def _refused(*_: Any, **__: Any) -> None:
+    raise AssertionError("linear algebra runs on a CPU stream only")
+
+
+def _logits(model: Any, caches: list[Any]) -> np.ndarray:
+    """Return the logits [tokens, vocabulary] of CALLS, evaluated call by call."""
+    tokens = mx.arange(sum(CALLS))[None] * 7 % 257
+    found, start = [], 0
+    for n in CALLS:
+        found.append(model(tokens[:, start : start + n], cache=caches)[0].astype(mx.float32))
+        mx.eval(found[-1], [cache.state for cache in caches])
+        start += n
+    return np.array(mx.concatenate(found))
+
+
+@pytest.mark.parametrize(
+    ("config", "by_kernel"),
+    [
+        (GearConfig(), True),
+        (GearConfig(sparse_frac=0.0), True),
+        (GearConfig(factor_bits=4, scale_bits=8, n_sink=4), False),  # tiles
+    ],
+    ids=["gear_2bit", "no outliers", "frontier terms"],
+)
+def test_no_operation_on_a_cpu_stream(
+    config: GearConfig, by_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build("llama")
+    model.set_dtype(mx.float16)
+    method = Gear(config)
+    expected = _logits(model, fresh_caches(model, method))  # reconstructs K and V
+    calls = 0
+    partial = decode_kernel.partial
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return partial(*arguments)
+
+    monkeypatch.setattr(decode_kernel, "partial", counted)
+    monkeypatch.setattr(mx, "cpu", _RefusedStream())
+    for name in ("svd", "qr", "eigh", "eig", "inv", "cholesky"):
+        monkeypatch.setattr(mx.linalg, name, _refused)
+    with gear.compressed(model, method):
+        caches = make_prompt_cache(model)
+        found = _logits(model, caches)
+    assert all(cache.tokens_compressed > 300 for cache in caches)
+    assert (calls > 0) == by_kernel
+    distance = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    assert distance < TOLERANCE
+
+
+def test_the_refusals_are_felt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "cpu", _RefusedStream())
+    with pytest.raises(TypeError):
+        mx.eval(mx.add(mx.ones(3), 1, stream=mx.cpu))
