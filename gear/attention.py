@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from gear import decode_kernel, packed
+from gear.block import Block
 from gear.decode_kernel import Partial
 from gear.exact_tokens import ExactTokens
-from gear.placement import release
+from gear.placement import on_cpu, release, traced
 from gear.tiles import tiles
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 TILE_TOKENS = 1024
 _MOST_PACKED_ROWS = 8  # query rows a KV head up to which packed products beat unpacking a tile
-_MOST_SCORES = 1 << 22  # scores held at a time; more queries take turns
+_MOST_SCORES = {True: 1 << 22, False: 1 << 24}
+"""Scores held at a time, on a CPU or not; more queries take turns."""
 _LOWEST = -3e38
 
 
@@ -109,7 +111,8 @@ def attend(
     logits that only take weight. ``tile`` is the number of tokens unpacked at a time.
     """
     batch, heads, length, head_dim = queries.shape
-    if not cache.segments and batch * heads * length * cache.offset <= _MOST_SCORES:
+    most_scores = _MOST_SCORES[on_cpu()]
+    if not cache.segments and batch * heads * length * cache.offset <= most_scores:
         keys, values = cache.reconstruct()  # all of it is exact
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
@@ -117,7 +120,7 @@ def attend(
     shape = (batch, cache.heads, heads // cache.heads, length, head_dim)
     q = (queries.astype(mx.float32) * scale).reshape(shape)
     see = _Mask(mask, cache.offset - length, cache.heads)
-    turn = max(_MOST_SCORES // (batch * heads * tile), 1)
+    turn = max(most_scores // (batch * heads * tile), 1)
     spans = [slice(i, min(i + turn, length)) for i in range(0, length, turn)]
     few = shape[2] * length <= _MOST_PACKED_ROWS
     totals: list[Partial | None] = [None] * len(spans)
@@ -168,10 +171,20 @@ def _exact(tokens: ExactTokens, tile: int) -> _Pieces:
 def _unpacked(segment: Segment, tile: int) -> _Pieces:
     """Yield a segment in tiles that are reconstructed when they are met."""
     for k, v, meant in tiles(segment, tile):
-        keys, values = (side.reconstruct()[:, :, :meant] for side in (k, v))
+        keys, values = (_reconstruction(type(b), *b.kind)(b.arrays)[:, :, :meant] for b in (k, v))
         yield meant, partial(_dense_partial, keys, values)
 
 
+@lru_cache(maxsize=256)
+def _reconstruction(
+    make: Callable[..., Block], *kind: Any
+) -> Callable[[dict[str, mx.array]], mx.array]:
+    """Return what reconstructs the arrays of blocks of one kind: there are many equal tiles."""
+    *fields, spare = kind
+    return traced(lambda arrays: make(*fields, arrays, spare).reconstruct())
+
+
+@traced
 def _dense_partial(
     keys: mx.array, values: mx.array, queries: mx.array, mask: mx.array | None
 ) -> Partial:
@@ -211,6 +224,7 @@ def _softmax(scores: mx.array, mask: mx.array | None) -> tuple[mx.array, mx.arra
     return peak, weights, weights.sum(axis=-1, keepdims=True)
 
 
+@traced
 def _merged(old: Partial | None, new: Partial) -> Partial:
     """Return the partial of both token runs."""
     if old is None:
@@ -220,6 +234,7 @@ def _merged(old: Partial | None, new: Partial) -> Partial:
     return old[0] * a + new[0] * b, peak, old[2] * a + new[2] * b
 
 
+@traced
 def _divided(total: Partial, sinks: mx.array | None) -> mx.array:
     """Return the attention output; ``sinks`` are logits that take weight and give nothing."""
     out, peak, weight = total

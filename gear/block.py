@@ -10,6 +10,7 @@ order [batch, heads, count, nnz]. Read-back arithmetic is fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -52,6 +53,12 @@ class Block:
     spare: bool = False
 
     @property
+    def kind(self) -> tuple[Any, ...]:
+        """All fields but the arrays, in their order."""
+        return (self.side, self.settings, self.tokens, self.head_dim, self.rank, self.count,
+                self.spare)  # fmt: skip
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the arrays really held."""
         return sum(a.nbytes for a in self.arrays.values())
@@ -69,8 +76,7 @@ class Block:
 
     def matches(self, other: Block) -> bool:
         """Say whether ``other`` is an equal kind of block, dtypes included."""
-        mine = (self.side, self.settings, self.tokens, self.head_dim, self.rank)
-        theirs = (other.side, other.settings, other.tokens, other.head_dim, other.rank)
+        mine, theirs = replace(self, count=1).kind, replace(other, count=1).kind
         types = {n: a.dtype for n, a in self.arrays.items()}
         return mine == theirs and types == {n: a.dtype for n, a in other.arrays.items()}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import mlx.core as mx
@@ -35,3 +36,17 @@ def beside() -> AbstractContextManager[Any]:
 def _second_stream() -> Any:
     """Return the stream; in each thread it is another one, as MLX demands."""
     return mx.new_thread_local_stream(mx.cpu)  # pyright: ignore[reportArgumentType]
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile ``function`` where launches cost more than arithmetic: on an accelerator.
+
+    It takes arrays, dicts of them and None, and returns arrays.
+    """
+    compiled = mx.compile(function)
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        return function(*arguments) if on_cpu() else compiled(*arguments)
+
+    return call
