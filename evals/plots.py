@@ -1,7 +1,7 @@
-"""Figures from records, drawn off-screen: quality against stored bytes, and one job by layer.
+"""Figures from records, drawn off-screen: quality against bytes, one job by layer, retrieval.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart. Each function returns None
-where the records hold nothing to draw.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, and cividis for shares.
+Each function returns None where the records hold nothing to draw.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from evals.columns import frame
 from evals.record import FINISHED
-from evals.report import frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Row = dict[str, Any]
+Cell = tuple[int, float | None]  # length in tokens, depth
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MIB = 2**20
@@ -139,3 +140,71 @@ def _errors(samples: Sequence[Record], name: str) -> dict[int, float]:
         for layer in sample.get("layers", []):
             found.setdefault(layer["layer"], []).extend(layer[name])
     return {layer: sum(values) / len(values) for layer, values in sorted(found.items())}
+
+
+def retrieval(record: Record, samples: Sequence[Record]) -> Figure | None:
+    """Draw accuracy by length and depth, a cell each, with its number of items.
+
+    Lengths and depths are those of the job's config and of the samples (``length`` in tokens,
+    ``depth`` a share or None, ``scores`` with ``acc``); a cell that no sample is from is hatched
+    and says so. None where no sample has a length.
+    """
+    cells: dict[Cell, list[float]] = {}
+    for sample in samples:
+        if sample.get("length") is not None and "acc" in sample.get("scores", {}):
+            cell = sample["length"], sample.get("depth")
+            cells.setdefault(cell, []).append(float(sample["scores"]["acc"]))
+    if not cells:
+        return None
+    asked = record["config"]["dataset"]
+    lengths = sorted({*(asked.get("lengths") or ()), *(length for length, _ in cells)})
+    found = {depth for _, depth in cells}
+    depths: list[float | None] = [None] if None in found else []
+    depths += sorted({*(asked.get("depths") or ()), *(d for d in found if d is not None)})
+    size = 2.6 + 0.9 * len(lengths), 1.6 + 0.5 * len(depths)
+    figure, axis = _sized_figure(size)
+    shares = [[_mean(cells.get((x, y), [])) for x in lengths] for y in depths]
+    image = axis.imshow(shares, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    figure.colorbar(image, ax=axis, label="accuracy")
+    for row, depth in enumerate(depths):
+        for column, length in enumerate(lengths):
+            _draw_cell(axis, column, row, cells.get((length, depth), []))
+    axis.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+    axis.set_yticks(range(len(depths)), ["any" if d is None else f"{d:g}" for d in depths])
+    axis.set(xlabel="length (tokens)", ylabel="depth (0 = start)", title=_heading(record))
+    return figure
+
+
+def _sized_figure(size: tuple[float, float]) -> tuple[Figure, Axes]:
+    """Return a figure of ``size`` inches with one axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots()
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean, NaN of nothing."""
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _heading(record: Record) -> str:
+    """Return model, data and cache of a job."""
+    return " · ".join(record["config"][part]["name"] for part in ("model", "dataset", "cache"))
+
+
+def _draw_cell(axis: Axes, column: int, row: int, values: Sequence[float]) -> None:
+    """Write a cell's accuracy and number of items into it, or mark it as not measured."""
+    if values:
+        share = _mean(values)
+        ink = "black" if share >= 0.45 else "white"
+        text = f"{share:.2f}\nn={len(values)}"
+    else:
+        from matplotlib.patches import Rectangle
+
+        ink, text = "black", "not\nmeasured"
+        corner = column - 0.5, row - 0.5
+        axis.add_patch(
+            Rectangle(corner, 1, 1, facecolor="#EEEEEE", edgecolor="#BBBBBB", hatch="//")
+        )
+    axis.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)

@@ -91,3 +91,55 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
         assert figure is not None
         plots.save(figure, tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def _retrieved(length: int, depth: float | None, *right: float) -> list[plots.Record]:
+    """Return samples of one cell."""
+    return [{"length": length, "depth": depth, "scores": {"acc": value}} for value in right]
+
+
+def _asked(lengths: list[int], depths: list[float] | None) -> plots.Record:
+    dataset = {"name": "passkey", "lengths": lengths, "depths": depths}
+    return finished("gear", dataset=dataset)
+
+
+def test_retrieval_has_a_cell_for_every_length_and_depth(tmp_path: Path) -> None:
+    samples = _retrieved(512, 0.0, 1.0) + _retrieved(512, 0.5, 1.0, 0.0, 0.0)
+    samples += _retrieved(2048, 0.5, 0.0)
+    figure = plots.retrieval(_asked([512, 2048], [0.0, 0.5]), samples)
+    assert figure is not None
+    axis, scale = figure.axes
+    assert {text.get_position(): text.get_text() for text in axis.texts} == {
+        (0, 0): "1.00\nn=1",
+        (1, 0): "not\nmeasured",
+        (0, 1): "0.33\nn=3",
+        (1, 1): "0.00\nn=1",
+    }
+    (image,) = axis.images
+    assert image.get_clim() == (0, 1)
+    assert image.get_array().mask.tolist() == [[False, True], [False, False]]
+    assert [patch.get_hatch() for patch in axis.patches] == ["//"]
+    assert axis.patches[0].get_xy() == (0.5, -0.5)
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["512", "2,048"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["0", "0.5"]
+    assert axis.get_title() == "tiny · passkey · gear"
+    assert scale.get_ylabel() == "accuracy"
+    plots.save(figure, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_figures_in_cells_stand_out_from_them() -> None:
+    figure = plots.retrieval(_asked([1], [0.0]), _retrieved(1, 0.0, 1.0) + _retrieved(2, 0.0, 0.0))
+    assert figure is not None
+    assert [text.get_color() for text in figure.axes[0].texts] == ["black", "white"]
+
+
+def test_retrieval_without_a_depth_is_one_row() -> None:
+    figure = plots.retrieval(_asked([512], None), _retrieved(512, None, 1.0, 0.0))
+    assert figure is not None
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["any"]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["0.50\nn=2"]
+
+
+def test_samples_of_other_tasks_have_no_cells() -> None:
+    assert plots.retrieval(finished("gear"), [{"scores": {"acc": 1.0}}, {"document": "a"}]) is None
