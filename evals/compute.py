@@ -19,15 +19,16 @@ from typing import Any
 import mlx.core as mx
 
 from evals import guards, models
+from evals.asked import asked
 from evals.caches import make_caches
 from evals.data import DataError, Document, content_hash, load_documents
 from evals.job import FP16, build_method
 from evals.logprobs import LogprobStore
 from evals.prefill import PrefillStore
-from evals.record import FINISHED, SAMPLES, SampleWriter, failure, record_dir
+from evals.record import FINISHED, SAMPLES, SampleWriter, failure, load, read_samples, record_dir
 from evals.schema import DatasetConfig, EvalConfig
 from evals.tasks import make_task
-from evals.tasks.base import Context
+from evals.tasks.base import Context, TaskContext
 from gear.routing import routed
 
 
@@ -44,11 +45,14 @@ def compute(spec: dict[str, Any], progress: Callable[[int, int, int], None]) -> 
     with ExitStack() as stack:
         context = _context(spec, progress, stack)
         task = make_task(config)
-        writer = stack.enter_context(
-            SampleWriter(record_dir(Path(spec["root"]), spec["key"]) / SAMPLES)
-        )
-        for sample in task.samples(context):
-            writer.write(sample)
+        kept = task.resumable(_left(spec), context)
+        if isinstance(context, TaskContext):
+            context.resumed = kept
+        path = record_dir(Path(spec["root"]), spec["key"]) / SAMPLES
+        writer = stack.enter_context(SampleWriter(path, kept))
+        for number, sample in enumerate(task.samples(context)):
+            if number >= len(kept):
+                writer.write(sample)
             samples.append(sample)
     body = {
         "metrics": task.metrics(samples, context),
@@ -58,6 +62,14 @@ def compute(spec: dict[str, Any], progress: Callable[[int, int, int], None]) -> 
     }
     mx.clear_cache()
     return _judged(config, samples, body)
+
+
+def _left(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the samples of an earlier run that was killed, not of one that failed by itself."""
+    root, key = Path(spec["root"]), spec["key"]
+    record, path = load(root, key), record_dir(root, key) / SAMPLES
+    killed = record is None or bool((record.get("error") or {}).get("signal"))
+    return read_samples(path) if killed and path.is_file() else []
 
 
 def _judged(
@@ -118,18 +130,36 @@ def _context(
     measured, route = EvalConfig(**spec["config"]["eval"]), None
     if method.uses_gear and measured.attention == "packed":
         route = stack.enter_context(routed(model, measured.tile_tokens))
-    return Context(
-        model=model,
-        tokenizer=tokenizer,
-        documents=_documents(spec),
-        config=spec["config"],
-        method=method,
-        make_caches=partial(make_caches, model, method, route),
-        exact_method=exact,
-        make_exact_caches=partial(make_caches, model, exact),
-        logprobs=LogprobStore(Path(spec["root"]), spec["baseline_key"]),
-        progress=progress,
-        prefills=prefills,
+    parts: dict[str, Any] = {
+        "model": model,
+        "tokenizer": tokenizer,
+        "config": spec["config"],
+        "method": method,
+        "make_caches": partial(make_caches, model, method, route),
+        "exact_method": exact,
+        "make_exact_caches": partial(make_caches, model, exact),
+        "logprobs": LogprobStore(Path(spec["root"]), spec["baseline_key"]),
+        "progress": progress,
+        "prefills": prefills,
+    }
+    if measured.task != "downstream":
+        return Context(documents=_documents(spec), **parts)
+    items, questions = asked(spec, tokenizer)
+    return TaskContext(
+        documents=[], items=items, questions=questions, reference=_reference(spec), **parts
+    )
+
+
+def _reference(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the fp16 arm's samples, which every item is compared with; none for that arm."""
+    if spec["baseline_key"] == spec["key"]:
+        return []
+    path = record_dir(Path(spec["root"]), spec["baseline_key"]) / SAMPLES
+    if path.is_file():
+        return read_samples(path)
+    raise DataError(
+        f"{path}: the fp16 arm's samples are gone, and without them nothing is compared. Next"
+        f" step: delete the folder {path.parent.name} below records/ and run the command again."
     )
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PASSED, NOT_APPLICABLE = "passed", "not_applicable"
+LEAST_COMPRESSED = 0.5
+"""Share of a downstream task's context tokens, over all items."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,15 @@ class _Run:
         return self.config["cache"].get("layers", [])
 
     @property
-    def sees_no_cache(self) -> bool:
-        """Whether one pass over everything attends to exact K and V only."""
-        one_pass = self._protocol == "oneshot" and self.config["eval"]["task"] == "perplexity"
-        return one_pass and any(layer.get("attend") == "exact" for layer in self.layers)
+    def task(self) -> str:
+        """What was measured: perplexity, reconstruction or downstream."""
+        return self.config["eval"]["task"]
 
     @property
-    def _protocol(self) -> str:
-        return self.config["eval"]["protocol"]
+    def sees_no_cache(self) -> bool:
+        """Whether one pass over everything attends to exact K and V only."""
+        one_pass = self.task == "perplexity" and self.config["eval"]["protocol"] == "oneshot"
+        return one_pass and any(layer.get("attend") == "exact" for layer in self.layers)
 
     @property
     def may_be_uncompressed(self) -> bool:
@@ -49,19 +52,38 @@ class _Run:
 
 
 def _tokens_compressed(run: _Run) -> str:
-    """Require compressed tokens in every covered layer at the end of every window."""
+    """Require compressed tokens in every covered layer at the end of every window.
+
+    A downstream item may be too short for a block: there `_context_compressed` looks at all.
+    """
     if run.is_exact or run.sees_no_cache:
         return NOT_APPLICABLE
     if run.coverage["covered_layers"] == 0:
         return "failed: no layer of this model has a cache that the method can compress"
-    least = min(sample["kv"]["tokens_compressed_min"] for sample in run.samples)
-    if least > 0:
+    counts = [sample["kv"]["tokens_compressed_min"] for sample in run.samples]
+    if (max(counts) if run.task == "downstream" else min(counts)) > 0:
         return PASSED
     if run.may_be_uncompressed:
         return NOT_APPLICABLE
     return (
         "failed: a layer ended a window with 0 tokens compressed; raise eval.prefill_tokens or "
         "eval.scored_tokens above n_b, or set eval.allow_uncompressed=true"
+    )
+
+
+def _context_compressed(run: _Run) -> str:
+    """Require that at least half of what a downstream task's contexts hold was compressed."""
+    if run.task != "downstream" or run.is_exact:
+        return NOT_APPLICABLE
+    share = run.metrics["coverage/context_compressed"]
+    if share >= LEAST_COMPRESSED:
+        return PASSED
+    if run.may_be_uncompressed:
+        return NOT_APPLICABLE
+    return (
+        f"failed: {share:.0%} of the context tokens were compressed, below {LEAST_COMPRESSED:.0%}:"
+        " the scores are mostly the exact cache's. Ask with more examples (dataset.num_fewshot), or"
+        " set eval.allow_uncompressed=true, which marks the table"
     )
 
 
@@ -91,9 +113,14 @@ def _below_fp16(run: _Run) -> str:
 
 
 def _differs_from_fp16(run: _Run) -> str:
-    """Refuse KL and top-1 flips that are both exactly 0: nothing of the cache was seen."""
-    if run.is_exact or run.sees_no_cache or run.config["eval"]["task"] != "perplexity":
+    """Refuse KL and flips, or differences from fp16, of exactly 0: no cache was seen."""
+    if run.is_exact or run.sees_no_cache or run.task == "reconstruction":
         return NOT_APPLICABLE
+    if run.task == "downstream":
+        # without it no generation was fp16's, and so none could be compared
+        if run.metrics.get("fidelity/loglikelihood_diff_max", 1.0) > 0:
+            return PASSED
+        return "failed: every log-likelihood equals fp16's, so no token saw the compressed cache"
     if run.metrics["fidelity/kl_max"] == 0 and run.metrics["fidelity/top1_flip_rate"] == 0:
         return "failed: KL and flips are exactly 0, so no scored token saw the compressed cache"
     return PASSED
@@ -123,6 +150,7 @@ def _finite(run: _Run) -> str:
 
 _GUARDS: dict[str, Callable[[_Run], str]] = {
     "tokens_compressed": _tokens_compressed,
+    "context_compressed": _context_compressed,
     "cache_class": _cache_class,
     "below_fp16": _below_fp16,
     "differs_from_fp16": _differs_from_fp16,

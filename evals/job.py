@@ -7,17 +7,19 @@ paths and limits. No MLX here, so that a sweep knows in milliseconds which of it
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from evals import blas, models
+from evals import blas, models, retrieval
 from evals.data import content_hash, load_documents
+from evals.items import load_items
 from evals.record import PROTOCOL_VERSION, plain, run_key
-from evals.schema import Config, DatasetConfig
-from evals.settings import OF_PACKED_ATTENTION
+from evals.schema import Config, DatasetConfig, EvalConfig
+from evals.settings import OF_DOWNSTREAM, OF_PACKED_ATTENTION, OF_TASKS, OF_WINDOWS
 from evals.tasks import check_settings
 from gear.config import GearConfig, LayerConfig, SettingError, SideConfig
 from gear.methods import METHODS, Method, load_method
@@ -55,7 +57,7 @@ def build_job(cfg: Config, root: Path) -> Job:
         "protocol": PROTOCOL_VERSION,
         "model": {"name": model.name, **model.config, "weight_hash": model.weight_hash},
         "dataset": _dataset(cfg),
-        "eval": asdict(cfg.eval),
+        "eval": _measured(cfg.eval),
         "seed": cfg.seed,
         "backend": backend,
         "dtype": models.compute_dtype(cfg.model, model, backend),
@@ -100,18 +102,32 @@ def _backend(device: str) -> str:
     return installed if device == "auto" else device
 
 
+def _measured(settings: EvalConfig) -> dict[str, Any]:
+    """Return the settings of ``eval`` that its task reads: another's are nothing to the key."""
+    unused = OF_WINDOWS if settings.task == "downstream" else OF_DOWNSTREAM
+    return {name: value for name, value in asdict(settings).items() if name not in unused}
+
+
 def _dataset(cfg: Config) -> dict[str, Any]:
     """Return the dataset's part of the key: its options and what it holds, but not where it is."""
     values = asdict(cfg.dataset)
-    digest, n_documents = _contents(tuple(values.items()), cfg.seed)
-    del values["path"]
+    digest, n_documents = _contents(json.dumps(values), cfg.seed)
+    unused = ("path", "fewshot_path") if cfg.dataset.task else ("path", "fewshot_path", *OF_TASKS)
+    values = {name: value for name, value in values.items() if name not in unused}
     return {**values, "content_hash": digest, "n_documents": n_documents}
 
 
 @lru_cache(maxsize=32)  # the jobs of a sweep share their texts; the worker verifies the hash
-def _contents(dataset: tuple[tuple[str, Any], ...], seed: int) -> tuple[str, int]:
-    """Return the hash and the number of a dataset's documents."""
-    documents = load_documents(DatasetConfig(**dict(dataset)), seed)
+def _contents(dataset: str, seed: int) -> tuple[str, int]:
+    """Return the hash and the number of what a dataset (as JSON) holds."""
+    cfg = DatasetConfig(**json.loads(dataset))
+    if cfg.source == "generated":
+        total = retrieval.total(cfg)
+        return retrieval.fingerprint(cfg), min(total, cfg.limit or total)
+    if cfg.task is not None:
+        items = load_items(cfg, seed)
+        return items.content_hash, len(items.scored)
+    documents = load_documents(cfg, seed)
     return content_hash(documents), len(documents)
 
 

@@ -74,18 +74,19 @@ class TextTokenizer:
     """The tokenizer of a model folder, without special tokens added or spaces cleaned up."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self.wrapped = tokenizer
+        """mlx-lm's own, which knows chat templates and every EOS id."""
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.eos_token_id: int | None = tokenizer.eos_token_id
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of ``text`` alone."""
         # verbose=False: a text longer than the context is normal here, windows are cut from it
-        return self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return self.wrapped.encode(text, add_special_tokens=False, verbose=False)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of ``ids``, special tokens included."""
-        return self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return self.wrapped.decode(ids, clean_up_tokenization_spaces=False)
 
 
 def _require(condition: bool, field: str, value: object, allowed: str) -> None:
@@ -210,8 +211,9 @@ def _load_folder(folder: Path) -> tuple[nn.Module, Tokenizer]:
 
     local = {"trust_remote_code": False, "local_files_only": True}
     try:
-        model, _ = load_model(folder, lazy=True, trust_remote_code=False)
-        tokenizer = TextTokenizer(load_tokenizer(folder, local))
+        model, config = load_model(folder, lazy=True, trust_remote_code=False)
+        ends = config.get("eos_token_id")
+        tokenizer = TextTokenizer(load_tokenizer(folder, local, eos_token_ids=ends))
     except Exception as error:
         # mlx_lm raises whatever a missing key or a wrong shape leads to, over many lines
         why = textwrap.shorten(f"{type(error).__name__}: {error}", 300)

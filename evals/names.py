@@ -96,8 +96,16 @@ def _options(hint: Any) -> tuple[Any, ...]:
 def describe(hint: Any) -> str:
     """Say a type in words: ``an integer or null``."""
     options = [o for o in _options(hint) if o is not types.NoneType]
-    words = [WORDS.get(typing.get_origin(o) or o, "a mapping of names to values") for o in options]
-    return " or ".join(words + ["null"] * (len(options) < len(_options(hint))))
+    return " or ".join(
+        [_word(o) for o in options] + ["null"] * (len(options) < len(_options(hint)))
+    )
+
+
+def _word(kind: Any) -> str:
+    """Say one type in words: ``a list, each of them an integer``."""
+    if typing.get_origin(kind) is list:
+        return f"a list, each of them {_word(typing.get_args(kind)[0])}"
+    return WORDS.get(kind, "a mapping of names to values")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -124,6 +132,11 @@ def check_value(name: str, value: Any, hint: Any) -> None:
             if typing.get_origin(kind) is dict or dataclasses.is_dataclass(kind):
                 _check_mapping(name, value, kind)
                 return
+    lists = [kind for kind in options if typing.get_origin(kind) is list]
+    if isinstance(value, list) and lists:
+        for index, item in enumerate(value):
+            check_value(f"{name}[{index}]", item, typing.get_args(lists[0])[0])
+        return
     if any(_fits(value, kind) for kind in options):
         return
     quote = " Text that looks otherwise is quoted twice: 'key=\"value\"'" * (str in options)

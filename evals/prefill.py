@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,14 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class PrefillState:
-    """The exact caches after ``tokens`` tokens, 1 or more; users copy them, never append."""
+    """The exact caches after ``tokens`` tokens, 1 or more; users copy them, never append.
+
+    ``given`` of them were there already when the rest was computed.
+    """
 
     layers: list[Any]
     tokens: int
+    given: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -40,10 +44,15 @@ def evaluate(layers: Sequence[Any]) -> None:
     mx.eval([layer.state for layer in layers])
 
 
-def exact_prefill(model: Any, tokens: list[int], chunk: int) -> PrefillState:
-    """Run ``tokens`` over the model's own exact caches, ``chunk`` tokens a call."""
-    layers = make_prompt_cache(model)
-    for start in range(0, len(tokens), chunk):
+def exact_prefill(
+    model: Any, tokens: list[int], chunk: int, prefix: PrefillState | None = None
+) -> PrefillState:
+    """Run ``tokens`` over the model's own exact caches, ``chunk`` tokens a call.
+
+    With a ``prefix``, whose tokens ``tokens`` begin with, a copy of its caches takes the rest.
+    """
+    layers = copy.deepcopy(prefix.layers) if prefix else make_prompt_cache(model)
+    for start in range(prefix.tokens if prefix else 0, len(tokens), chunk):
         model(mx.array(tokens[start : start + chunk])[None], cache=layers)
         evaluate(layers)
     return PrefillState(layers, len(tokens))
@@ -81,24 +90,55 @@ class PrefillStore:
         """Bytes of all prefills held."""
         return sum(state.nbytes for state in self._states.values())
 
-    def prefill(self, model: Any, tokens: list[int], chunk: int) -> tuple[PrefillState, bool]:
+    def prefill(
+        self, model: Any, tokens: list[int], chunk: int, shared: int = 0
+    ) -> tuple[PrefillState, bool]:
         """Return the prefill of ``tokens`` and whether it was reused.
 
-        The chunk is part of the key: it moves the last digits, and a record must not depend on
-        what ran before it. A prefill over the bound is returned but not kept.
+        The first ``shared`` tokens, which many prompts begin with, are a prefill of their own; the
+        rest is computed on a copy of it. Chunk and ``shared`` are part of the key: they move the
+        last digits, and a record must not depend on what ran before it. A prefill over the bound
+        is returned but not kept.
         """
-        key = (chunk, *tokens)
+        if not 0 <= shared <= len(tokens):
+            raise ValueError(
+                f"shared={shared}: must be from 0 to the prompt's {len(tokens)} tokens; pass the "
+                "length of the prefix that the prompts have in common."
+            )
+        if shared == len(tokens):  # the prefix itself
+            shared = 0
+        key = (chunk, shared, *tokens)
         reused = key in self._states or key in self._spilled
-        state = self._states.pop(key, None)
-        if state is None and reused:
-            layers: Any = load_prompt_cache(str(self._spilled[key]))
-            state = PrefillState(layers, len(tokens))
-        if state is None:
-            state = exact_prefill(model, tokens, chunk)
-        self._states[key] = state
-        while self._states and self.nbytes > self.max_bytes:
+        state = self._held(key) if reused else self._computed(model, tokens, chunk, shared)
+        self._keep(key, state)
+        prefix = (chunk, 0, *tokens[:shared])
+        if prefix in self._states:  # it is worth more than a prompt of its own
+            self._states.move_to_end(prefix)
+        while self.nbytes > self.max_bytes:
             self._put_out(*self._states.popitem(last=False))
         return state, reused
+
+    def _held(self, key: tuple[int, ...]) -> PrefillState:
+        """Take a prefill out of memory, or load it from disk."""
+        if key in self._states:
+            return self._states.pop(key)
+        layers: Any = load_prompt_cache(str(self._spilled[key]))
+        return PrefillState(layers, len(key) - 2)
+
+    def _computed(self, model: Any, tokens: list[int], chunk: int, shared: int) -> PrefillState:
+        """Compute a prefill, its first ``shared`` tokens through a prefill that is kept."""
+        if not shared:
+            return exact_prefill(model, tokens, chunk)
+        prefix, reused = self.prefill(model, tokens[:shared], chunk)
+        state = exact_prefill(model, tokens, chunk, prefix)
+        return replace(state, given=shared) if reused else state
+
+    def _keep(self, key: tuple[int, ...], state: PrefillState) -> None:
+        """Take a prefill in as the newest; one that is too large pushes no other out."""
+        if state.nbytes > self.max_bytes:
+            self._put_out(key, state)
+        else:
+            self._states[key] = state
 
     def _put_out(self, key: tuple[int, ...], state: PrefillState) -> None:
         """Write a prefill that memory has no room for to disk, once, where that is asked for."""

@@ -17,13 +17,14 @@ from rich.progress import (
 
 
 class JobBar:
-    """The bar of one running job: windows done, tokens per second, time left.
+    """The bar of one running job: windows or items done, how many a second, time left.
 
     Call it with the worker's events; warnings are printed on any console, the rest on terminals.
     """
 
     def __init__(self, title: str, console: Console) -> None:
         self._console = console
+        self._done_before: int | None = None
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -48,7 +49,11 @@ class JobBar:
         """Show one event of the worker."""
         if event["event"] == "progress":
             elapsed_s = self._progress.tasks[self._task].elapsed
-            rate = f"{event['tokens'] / elapsed_s:.0f} tok/s" if elapsed_s else ""
+            if self._done_before is None:  # what a killed run had done took no time now
+                self._done_before = event["done"] - 1
+            rate, done = "", event["done"] - self._done_before
+            if elapsed_s:
+                rate = f"{done / elapsed_s:.2g}/s, {event['tokens'] / elapsed_s:.0f} tok/s"
             self._progress.update(
                 self._task, completed=event["done"], total=event["total"], rate=rate
             )

@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised whenever the same config may give another result; part of every key."""
 
 FINISHED, FAILED = "FINISHED", "FAILED"
@@ -167,14 +167,17 @@ def _result(record: dict[str, Any]) -> dict[str, Any]:
 class SampleWriter:
     """Write samples one line each, readable up to the last whole line at any moment.
 
-    A fresh file each time, the old one unlinked and not cut: a dying worker of a killed sweep that
-    still writes cannot reach the new one.
+    A fresh file each time, which takes the old one's place with the samples that are ``kept``: a
+    dying worker of a killed sweep that still writes cannot reach the new one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kept: Iterable[dict[str, Any]] = ()) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        self._file = path.open("x", encoding="utf-8")
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        self._file = fresh.open("w", encoding="utf-8")
+        for sample in kept:
+            self.write(sample)
+        fresh.replace(path)
 
     def __enter__(self) -> Self:
         return self

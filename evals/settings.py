@@ -13,6 +13,15 @@ from typing import Any
 OF_PACKED_ATTENTION = ("eval.attention", "eval.tile_tokens")
 """Settings that only methods with packed attention have."""
 
+OF_DOWNSTREAM = ("batch_size", "max_new_tokens", "chat_template", "system_prompt", "add_bos")
+"""Settings of eval that only downstream tasks have."""
+
+OF_WINDOWS = ("protocol", "prefill_tokens", "scored_tokens", "chunk")
+"""Settings of eval that only tasks on windows of text have."""
+
+OF_TASKS = ("num_fewshot", "metric", "lengths", "depths", "per_cell", "min_context_tokens")
+"""Settings of dataset that only downstream tasks have."""
+
 _NOT_IN_LABELS = ("model.weight_hash", "dataset.content_hash", "dataset.n_documents")
 """They follow from other settings and would only lengthen a label."""
 

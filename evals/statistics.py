@@ -2,13 +2,14 @@
 
 Tokens of one document are not independent, so the unit that is resampled is the document: the
 statistic is sum(numerators) / sum(denominators) over documents drawn with replacement, and the
-interval is the percentile interval of its bootstrap distribution. Downstream accuracies (Wilson,
-McNemar) are not here.
+interval is the percentile interval of its bootstrap distribution. Accuracies (Wilson, McNemar) are
+in evals/accuracy.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,3 +55,27 @@ def ratio_interval(
         rng=seed,
     ).confidence_interval
     return float(interval.low), float(interval.high)
+
+
+def aggregate_interval(
+    values: Sequence[Any],
+    aggregate: Callable[[Sequence[Any]], float],
+    *,
+    resamples: int,
+    confidence: float,
+    seed: int,
+) -> tuple[float, float] | None:
+    """Return (low, high) of ``aggregate(values)``, one value per item, items drawn anew.
+
+    ``None`` for fewer than two items, or where a drawn set has no finite aggregate. The same
+    values and seed give the same interval.
+    """
+    if len(values) < 2:
+        return None
+    draw = np.random.default_rng(seed)
+    drawn = draw.integers(len(values), size=(resamples, len(values)))
+    found = np.array([aggregate([values[i] for i in row]) for row in drawn], np.float64)
+    if not np.isfinite(found).all():
+        return None
+    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)

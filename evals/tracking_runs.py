@@ -179,6 +179,8 @@ def _write_job(folder: Path, root: Path, record: Record) -> None:
     samples = read_samples(source / SAMPLES) if (source / SAMPLES).is_file() else []
     if (figure := plots.per_layer(record, samples)) is not None:
         plots.save(figure, folder / "layers.png")
+    if (figure := plots.retrieval(record, samples)) is not None:
+        plots.save(figure, folder / "retrieval.png")
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -19,8 +19,8 @@ from evals.schema import Config
 CHOICES: dict[str, tuple[str, ...]] = {
     "model.source": ("smollm2", "tiny", "hub", "local"),
     "model.dtype": ("auto", "float32", "float16", "bfloat16"),
-    "dataset.source": ("embedded", "hub", "file"),
-    "eval.task": ("perplexity", "reconstruction"),
+    "dataset.source": ("embedded", "hub", "file", "package", "generated"),
+    "eval.task": ("perplexity", "reconstruction", "downstream"),
     "eval.protocol": ("decode", "prefix", "oneshot"),
     "eval.prefill": ("exact", "streaming"),
     "eval.attention": ("packed", "dense"),
@@ -42,7 +42,11 @@ LOWEST: dict[str, float] = {
     "eval.chunk": 1,
     "eval.prefill_chunk": 1,
     "eval.tile_tokens": 1,
+    "eval.batch_size": 1,
+    "eval.max_new_tokens": 1,
     "eval.bootstrap_samples": 1,
+    "dataset.num_fewshot": 0,
+    "dataset.per_cell": 1,
     "seed": 0,
 }
 """The smallest allowed value of every count; null passes where the schema allows it."""
@@ -74,6 +78,12 @@ def check_config(config: Config) -> None:
             raise ConfigError(f"{name}={value!r}: must be above 0, or null for no limit.")
     if not 0 < config.eval.confidence < 1:
         raise ConfigError(f"eval.confidence={config.eval.confidence!r}: must be between 0 and 1.")
+    if (config.eval.task == "downstream") != (config.dataset.task is not None):
+        raise ConfigError(
+            f"eval={config.eval.name}, dataset={config.dataset.name}: eval=downstream asks a task's"
+            " items, and a task's dataset has no other eval. Leave eval= out, or use dataset="
+            "gsm8k_cot, arc_easy, passkey, … (all: python run.py --help)."
+        )
     _check_attend(config)
     # The model is not read yet: its upper bound on layer numbers is checked with it.
     make_method(config).plan(max([0, *config.gear.by_layer]) + 1)

@@ -1,6 +1,6 @@
 """The tasks: what is measured on a model with a method's caches (``eval=``).
 
-A task is two methods, ``samples`` and ``metrics`` (see :mod:`evals.tasks.base`). Importing this
+A task is ``samples`` and ``metrics`` (see :mod:`evals.tasks.base`). Importing this
 package imports no MLX, so the parent process may check an ``eval`` config before starting a job.
 """
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from evals.tasks.base import Task
 
 TASKS = {
+    "downstream": "evals.tasks.downstream:Downstream",
     "perplexity": "evals.tasks.perplexity:Perplexity",
     "reconstruction": "evals.tasks.reconstruction:Reconstruction",
 }
@@ -32,6 +33,8 @@ def check_settings(settings: EvalConfig) -> None:
             f"eval.prefill={settings.prefill!r}: must be exact with eval=reconstruction, which "
             "compares with an exact prefill."
         )
+    if settings.task == "downstream":
+        return
     if settings.prefill_tokens < 1 and (
         settings.task == "reconstruction" or settings.protocol == "prefix"
     ):

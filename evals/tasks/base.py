@@ -1,4 +1,4 @@
-"""What every task has in common: its two-method protocol and the context it runs in.
+"""What every task has in common: its protocol and the context it runs in.
 
 Tasks see models, documents and caches, never Hydra, MLflow or a file of the results root.
 """
@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from evals.caches import Caches
 from evals.data import Document
+from evals.items import Items
 from evals.logprobs import LogprobStore
 from evals.prefill import PrefillStore
+from evals.questions import Questions
 from evals.schema import EvalConfig
 from evals.tasks.costs import Sample
 from evals.windows import Window, windows_of
@@ -75,8 +77,24 @@ class Context:
         return windows
 
 
+@dataclass
+class TaskContext(Context):
+    """What a downstream task runs with beside the rest; its ``documents`` are its items."""
+
+    items: Items = field(kw_only=True)
+    questions: Questions = field(kw_only=True)
+    reference: Sequence[Sample] = field(kw_only=True)
+    """The fp16 arm's samples; none in the fp16 arm."""
+    resumed: Sequence[Sample] = ()
+    """The samples that a killed run left and that stand."""
+
+
 class Task(Protocol):
     """One thing to measure. A run is ``metrics(list(samples(ctx)), ctx)``."""
+
+    def resumable(self, samples: Sequence[Sample], ctx: Context) -> Sequence[Sample]:
+        """Return the first of a killed run's ``samples`` that need not be computed again."""
+        ...
 
     def samples(self, ctx: Context) -> Iterator[Sample]:
         """Yield one plain dict a window, as it is written to samples.jsonl."""

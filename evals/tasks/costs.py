@@ -75,3 +75,39 @@ def cost_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     if compress:
         speeds["speed/compress_ms"] = 1000 * sum(compress) / len(compress)
     return metrics | {name: value for name, value in speeds.items() if value is not None}
+
+
+def merged_costs(costs: Sequence[Sample]) -> Sample:
+    """Return the cost of one item that took several walks: sums, the highest peak, the least."""
+    if len(costs) == 1:
+        return costs[0]
+    kv = [cost["kv"] for cost in costs]
+    timing = [cost["timing"] for cost in costs]
+    classes = [cost["cache_classes"] for cost in costs]
+    summed = {name: sum(k[name] for k in kv) for name in kv[0] if name.endswith("_bytes")}
+    return {
+        **{n: sum(c[n] for c in costs) for n in ("tokens", "context_tokens", "context_compressed")},
+        "kv": {
+            **summed,
+            "tokens_compressed_min": min(k["tokens_compressed_min"] for k in kv),
+            "terms": {term: sum(k["terms"][term] for k in kv) for term in kv[0]["terms"]},
+            "per_layer": [
+                _merged_layer(layers) for layers in zip(*(k["per_layer"] for k in kv), strict=True)
+            ],
+        },
+        "cache_classes": next((c for c in classes if c["before"] != c["after"]), classes[0]),
+        "timing": {name: _sum([t[name] for t in timing]) for name in timing[0]},
+        "peak_bytes": max(cost["peak_bytes"] for cost in costs),
+    }
+
+
+def _sum(parts: Sequence[float | None]) -> float | None:
+    """Return a sum; ``None`` where one part was not measured."""
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def _merged_layer(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one layer's bytes over several walks."""
+    sizes = ("stored_bytes", "fp16_bytes")
+    return {**layers[0], **{name: sum(layer[name] for layer in layers) for name in sizes}}

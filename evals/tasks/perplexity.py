@@ -123,6 +123,10 @@ def _exp(nats: float) -> float:
 class Perplexity:
     """``eval=decode``, ``prefix`` and ``oneshot``."""
 
+    def resumable(self, samples: Sequence[Sample], ctx: Context) -> Sequence[Sample]:
+        """Return none: windows are few, and a killed run begins anew."""
+        return ()
+
     def samples(self, ctx: Context) -> Iterator[Sample]:
         """Yield one sample a window: per scored token nll, nll_fp16, kl, top1_flips; and its cost.
 

@@ -63,6 +63,10 @@ def _sample(ctx: Context, window: Window) -> Sample:
 class Reconstruction:
     """``eval=reconstruction``."""
 
+    def resumable(self, samples: Sequence[Sample], ctx: Context) -> Sequence[Sample]:
+        """Return none: windows are few, and a killed run begins anew."""
+        return ()
+
     def samples(self, ctx: Context) -> Iterator[Sample]:
         """Yield one sample a window: per layer the k_rel_err and v_rel_err by head; its cost."""
         walked = 0

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from evals.caches import Caches
-from evals.prefill import evaluate, hand_over
+from evals.prefill import PrefillStore, evaluate, hand_over
 from evals.tasks.base import Context
 from evals.tasks.costs import Meter, Sample, class_counts
 from evals.windows import Window
@@ -27,6 +27,7 @@ from gear.methods import Method
 from gear.methods.family import GearFamily
 
 DEFAULT_CHUNK = 64
+_SUMMED = 256  # entries that are added up first
 Read = Callable[[mx.array], None]
 """Takes the fp32 log-probabilities [tokens, vocabulary] of the next scored tokens."""
 
@@ -59,7 +60,7 @@ def call_lengths(total: int, n_b: int, room: int) -> list[int]:
     return lengths
 
 
-def _schedule(arm: Arm, chunk: int | None, total: int) -> list[int]:
+def schedule(arm: Arm, chunk: int | None, total: int) -> list[int]:
     """Return the lengths of decode's calls, from what the caches hold after the prefill."""
     n_b = arm.method.block_tokens()
     if chunk is not None or n_b is None or not arm.caches.covered:
@@ -68,33 +69,48 @@ def _schedule(arm: Arm, chunk: int | None, total: int) -> list[int]:
     cache = arm.caches.layers[arm.caches.covered[0]]
     sinks = arm.method.settings.n_sink if isinstance(arm.method, GearFamily) else 0
     room = max(0, sinks - cache.offset) + n_b + arm.method.recent_tokens() - cache.buffered_tokens
-    return call_lengths(total, n_b, room)
+    # a cache that compresses nothing has no room left; the guards are to say that
+    return call_lengths(total, n_b, room if room > 0 else n_b)
 
 
-def _prefill(ctx: Context, tokens: list[int], caches: Caches, meter: Meter) -> None:
-    """Bring the prefill into the caches, compressed; its phases are prefill and compress."""
-    if not tokens:
-        return
-    if ctx.eval.prefill == "exact":
+@dataclass(frozen=True)
+class Prefiller:
+    """How prompts enter fresh caches: ``how`` is exact or streaming, in calls of ``chunk``."""
+
+    model: Any
+    prefills: PrefillStore
+    how: str
+    chunk: int
+
+    def fill(self, tokens: list[int], caches: Caches, meter: Meter, shared: int = 0) -> None:
+        """Bring ``tokens`` into the caches, compressed; the phases are prefill and compress.
+
+        The first ``shared`` tokens are one prefill of all prompts that begin with them; a
+        streaming prefill goes through the cache itself, and is not shared.
+        """
+        if not tokens:
+            return
+        if self.how == "exact":
+            with meter.phase("prefill"):
+                state, reused = self.prefills.prefill(self.model, tokens, self.chunk, shared)
+            if reused:
+                meter.base_bytes -= state.nbytes
+            if reused or state.given:
+                del meter.seconds["prefill"]
+            with meter.phase("compress"):
+                hand_over(state, caches)
+            return
         with meter.phase("prefill"):
-            state, reused = ctx.prefills.prefill(ctx.model, tokens, ctx.eval.prefill_chunk)
-        if reused:
-            del meter.seconds["prefill"]
-            meter.base_bytes -= state.nbytes
-        with meter.phase("compress"):
-            hand_over(state, caches)
-        return
-    with meter.phase("prefill"):
-        for start in range(0, len(tokens), ctx.eval.prefill_chunk):
-            part = mx.array(tokens[start : start + ctx.eval.prefill_chunk])
-            ctx.model(part[None], cache=caches.layers)
+            for start in range(0, len(tokens), self.chunk):
+                part = mx.array(tokens[start : start + self.chunk])
+                self.model(part[None], cache=caches.layers)
+                evaluate(caches.layers)
+            caches.flush()
             evaluate(caches.layers)
-        caches.flush()
-        evaluate(caches.layers)
 
 
-def _score(
-    ctx: Context, fed: list[int], lengths: list[int], caches: Caches, meter: Meter
+def feed(
+    model: Any, fed: list[int], lengths: list[int], caches: Caches, meter: Meter
 ) -> Iterator[mx.array]:
     """Feed tokens in calls of the given lengths; yield each call's logits [length, vocabulary]."""
     start = 0
@@ -102,9 +118,20 @@ def _score(
         tokens = mx.array(fed[start : start + length])
         start += length
         with meter.phase("score"):
-            logits = ctx.model(tokens[None], cache=caches.layers)[0]
+            logits = model(tokens[None], cache=caches.layers)[0]
             mx.eval(logits)
         yield logits
+
+
+def log_total(logits: mx.array) -> mx.array:
+    """Return the log of the sum of exp(logits) [n, 1] of fp32 ``logits`` [n, vocabulary].
+
+    On a CPU MLX adds one number after the other: the sum over a vocabulary of 50,000 would be
+    1e-4 too small, always. So it is taken in two steps.
+    """
+    peak = logits.max(axis=-1, keepdims=True)
+    shares = mx.pad(mx.exp(logits - peak), [(0, 0), (0, -logits.shape[-1] % _SUMMED)])
+    return peak + mx.log(shares.reshape(len(logits), -1, _SUMMED).sum(-1).sum(-1, keepdims=True))
 
 
 def walk(ctx: Context, window: Window, arm: Arm, read: Read, protocol: str) -> Sample:
@@ -118,14 +145,16 @@ def walk(ctx: Context, window: Window, arm: Arm, read: Read, protocol: str) -> S
     if protocol == "oneshot":
         fed, lengths = [*window.prefill, *fed], [len(window.prefill) + len(fed)]
     else:
-        _prefill(ctx, window.prefill, caches, meter)
+        how = ctx.eval.prefill, ctx.eval.prefill_chunk
+        Prefiller(ctx.model, ctx.prefills, *how).fill(window.prefill, caches, meter)
     if protocol == "prefix":
         kv = caches.bytes()
     elif protocol == "decode":
-        lengths = _schedule(arm, ctx.eval.chunk, len(fed))
-    for logits in _score(ctx, fed, lengths, caches, meter):
+        lengths = schedule(arm, ctx.eval.chunk, len(fed))
+    for logits in feed(ctx.model, fed, lengths, caches, meter):
         # one-shot logits hold the prefill's too; elsewhere a call is never longer than T
-        read(nn.log_softmax(logits[-len(window.fed) :].astype(mx.float32)))
+        scored = logits[-len(window.fed) :].astype(mx.float32)
+        read(scored - log_total(scored))
     if kv is None:
         caches.flush()
         kv = caches.bytes()

@@ -12,7 +12,10 @@ from gear.methods import METHODS, load_method
 
 CONF = conf_dir()
 CHOICES = [(group, name) for group, names in options([CONF]).items() for name in names]
-NEEDS = {"port_2bit": ["eval.prefill=streaming"]}  # its passes see their own tokens compressed
+NEEDS = {
+    "port_2bit": ["eval.prefill=streaming"],  # its passes see their own tokens compressed
+    "downstream": ["dataset=passkey"],
+}
 EXPERIMENTS = options([CONF])["experiment"]
 
 

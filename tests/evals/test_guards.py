@@ -53,6 +53,7 @@ def test_a_good_run_passes():
     guards = _check()
     assert guards == {
         "tokens_compressed": "passed",
+        "context_compressed": "not_applicable",
         "cache_class": "passed",
         "below_fp16": "passed",
         "differs_from_fp16": "passed",
@@ -86,6 +87,30 @@ def test_each_guard_fails_alone_and_says_why(guard, changes, why):
     (failed,) = failures(guards)
     assert failed.startswith(f"{guard}: failed: ")
     assert re.search(why, failed)
+
+
+TASK = {"eval": {"task": "downstream", "allow_uncompressed": False}}
+ASKED = {"coverage/context_compressed": 0.75, "fidelity/loglikelihood_diff_max": 0.1}
+
+
+def test_a_short_item_may_be_uncompressed_but_not_most_of_the_context():
+    short = {"kv": {"tokens_compressed_min": 0}}
+    guards = _check(TASK, short, ASKED)
+    assert guards["tokens_compressed"] == guards["context_compressed"] == "passed"
+    little = {**ASKED, "coverage/context_compressed": 0.49}
+    failed = _check(TASK, short, little)["context_compressed"]
+    assert failed.startswith("failed: 49% of the context tokens")
+    allowed = {"eval": {**TASK["eval"], "allow_uncompressed": True}}
+    assert _check(allowed, short, little)["context_compressed"] == "not_applicable"
+    assert _check({**TASK, **FP16}, short, little)["context_compressed"] == "not_applicable"
+
+
+def test_answers_that_all_equal_fp16s_saw_no_compressed_cache():
+    same = {**ASKED, "fidelity/loglikelihood_diff_max": 0.0}
+    assert _check(TASK, {}, same)["differs_from_fp16"].startswith("failed")
+    assert _check(TASK, {}, ASKED)["differs_from_fp16"] == "passed"
+    other_texts = {"coverage/context_compressed": 0.75}
+    assert _check(TASK, {}, other_texts)["differs_from_fp16"] == "passed"
 
 
 @pytest.mark.parametrize("config", [FP16, ONESHOT])

@@ -49,9 +49,13 @@ IRRELEVANT: dict[str, Any] = {
 ELSEWHERE = {
     "cache", "model.source", "dataset.source", "dataset.task", "dataset.path", "dataset.repo",
     "dataset.config", "dataset.split", "dataset.revision", "dataset.text_field",
+    "dataset.num_fewshot", "dataset.fewshot_path", "dataset.metric", "dataset.lengths",
+    "dataset.depths", "dataset.per_cell", "dataset.min_context_tokens",
+    "eval.batch_size", "eval.max_new_tokens", "eval.chat_template", "eval.system_prompt",
+    "eval.add_bos",
     "gear.solver", "gear.factor_bits", "gear.outlier_bits", "gear.scale_bits", "gear.attend",
 }  # fmt: skip
-"""Fields of other sources, or with one value allowed for now; those of a dataset are in the key."""
+"""Fields of other sources or of downstream tasks (test_downstream.py), or with one value so far."""
 
 
 def changed(name: str, value: Any, cache: str = "gear") -> Config:

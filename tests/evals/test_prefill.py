@@ -158,3 +158,67 @@ def test_what_is_spilled_comes_back_as_it_was(model, tmp_path):
     assert counting.calls == 3
     assert store.nbytes <= size
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def _same_layers(one, other) -> bool:
+    pairs = zip(one.layers, other.layers, strict=True)
+    return all(
+        mx.allclose(x, y, atol=1e-4)
+        for a, b in pairs
+        for x, y in zip(a.keys_and_values(), b.keys_and_values(), strict=True)
+    )
+
+
+def test_a_shared_prefix_is_computed_once(model):
+    store, counting = PrefillStore(), _Counting(model)
+    prompts = [[*TOKENS[:50], i, *TOKENS[51:]] for i in range(4)]
+    for i, prompt in enumerate(prompts):
+        state, reused = store.prefill(counting, prompt, 2048, shared=50)
+        assert (reused, state.tokens, state.given) == (False, 80, 50 if i else 0)
+        assert counting.calls == 2 + i  # the prefix, and then one rest each
+        assert _same_layers(state, exact_prefill(model, prompt, 2048))
+    assert store.prefill(counting, prompts[0], 2048, shared=50)[1]
+    assert not store.prefill(counting, prompts[0], 2048)[1]
+    assert counting.calls == 6
+    assert store.prefill(counting, TOKENS[:50], 2048)[1]  # the prefix is a prefill like any other
+    assert store.prefill(counting, TOKENS[:50], 2048, shared=50)[1]
+
+
+def test_a_prefix_of_a_sliding_window_is_continued_right():
+    model, store = _sliding_model(), PrefillStore()
+    whole = exact_prefill(model, TOKENS, 2048)
+    for shared in (8, 16, 50, 79):
+        for _ in range(2):
+            state, _ = store.prefill(model, TOKENS, 2048, shared)
+            logits = []
+            for start in (state, whole):
+                caches = make_caches(model, Fp16())
+                hand_over(start, caches)
+                logits.append(model(mx.array([TOKENS[:4]]), cache=caches.layers))
+            assert mx.allclose(*logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("room", [1, 2])  # in prefills, the prefix included
+def test_prompts_do_not_push_out_the_prefix_they_share(model, room):
+    size = exact_prefill(model, TOKENS, 2048).nbytes
+    store, counting = PrefillStore(room * size / 2**30), _Counting(model)
+    for i in range(5):
+        store.prefill(counting, [*TOKENS[:50], i, *TOKENS[51:]], 2048, shared=50)
+        assert store.nbytes == min(room, i + 2) * size
+    assert counting.calls == 6
+    assert store.prefill(counting, TOKENS[:50], 2048)[1]
+
+
+def test_a_prefill_without_room_pushes_no_other_out(model):
+    small = exact_prefill(model, TOKENS[:20], 2048).nbytes
+    assert exact_prefill(model, TOKENS * 4, 2048).nbytes > small
+    store = PrefillStore(small / 2**30)
+    store.prefill(model, TOKENS[:20], 2048)
+    store.prefill(model, TOKENS * 4, 2048)
+    assert store.prefill(model, TOKENS[:20], 2048)[1]
+
+
+@pytest.mark.parametrize("shared", [-1, 81])
+def test_a_prefix_is_a_part_of_the_prompt(model, shared):
+    with pytest.raises(ValueError, match=rf"shared={shared}: must be from 0"):
+        PrefillStore().prefill(model, TOKENS, 2048, shared)

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from evals import report
+from evals import columns, report
 from evals.tracking import SweepView
 from gear.config import GearConfig
 from tests.evals.fake_records import failed, finished, sweep
@@ -35,10 +35,12 @@ mlx\_quant$\dagger$ & 13.8 & 268.55 KiB & 170.90 KiB & 22.50 [18.50, 21.25] """
 )
 CSV = """\
 method,kv_size_pct,stored_bytes,accounted_bytes,ppl_token,ppl_token_low,ppl_token_high,\
-delta_nll,delta_nll_low,delta_nll_high,kl_mean,top1_flip_rate,k_rel_err,v_rel_err,decode_tok_per_s,status,run_id,\
-model,dataset,eval,accounting_only,allow_uncompressed,key
-fp16,100.0,2000000,0,20.0,18.5,21.25,,,,,,,,96.04,FINISHED,run0,tiny,embedded,decode,False,False,KEY0
-gear,13.75,275000,175000,22.5,18.5,21.25,0.125,0.115,0.1375,0.0625,0.0625,,,96.04,FINISHED,run1,\
+delta_nll,delta_nll_low,delta_nll_high,kl_mean,top1_flip_rate,k_rel_err,v_rel_err,\
+metric,score,score_low,score_high,items,items_total,context_compressed,\
+delta_acc,delta_acc_low,delta_acc_high,flips_lost,flips_gained,mcnemar_p,detectable_acc,agreement,\
+decode_tok_per_s,status,run_id,model,dataset,eval,accounting_only,allow_uncompressed,key
+fp16,100.0,2000000,0,20.0,18.5,21.25,,,,,,,,,,,,,,,,,,,,,,,96.04,FINISHED,run0,tiny,embedded,decode,False,False,KEY0
+gear,13.75,275000,175000,22.5,18.5,21.25,0.125,0.115,0.1375,0.0625,0.0625,,,,,,,,,,,,,,,,,,96.04,FINISHED,run1,\
 tiny,embedded,decode,False,False,KEY1
 """
 
@@ -73,12 +75,12 @@ def test_csv() -> None:
 
 def test_the_frame_has_its_columns_whatever_the_records_hold() -> None:
     for records in (sweep(), [failed()], [finished("fp16")]):
-        assert tuple(report.frame(records).columns) == report.COLUMNS
+        assert tuple(columns.frame(records).columns) == columns.COLUMNS
 
 
 def test_the_exact_cache_comes_first_and_the_others_keep_their_order() -> None:
     records = sweep()[::-1]
-    assert list(report.frame(records)["method"]) == [
+    assert list(columns.frame(records)["method"]) == [
         "fp16",
         "gear (gear.rank=8)",
         "gear (gear.rank=4)",
@@ -89,7 +91,7 @@ def test_a_protocol_with_a_suffix_is_found() -> None:
     record = finished("fp16")
     old = record["metrics"]
     record["metrics"] = {k.replace("/decode", "/decode-chunk16"): v for k, v in old.items()}
-    row = report.frame([record]).iloc[0]
+    row = columns.frame([record]).iloc[0]
     assert (row["ppl_token"], row["ppl_token_low"]) == (20.0, 18.5)
 
 
@@ -126,6 +128,27 @@ def test_reconstruction_errors_have_columns_where_there_are_any() -> None:
     assert "| 6.2% | 0.2500 | 0.5000 | 96.0 |" in rows
 
 
+def task_record(name: str, **metrics: float) -> dict:
+    record = finished(name, 0.125, eval={"task": "downstream", "name": "downstream"})
+    record["config"]["dataset"] |= {"name": "arc_easy", "metric": "acc_norm"}
+    kept = {k: v for k, v in record["metrics"].items() if not k.startswith(("quality", "fidel"))}
+    scores = {"quality/acc/arc_easy": 0.9, "quality/acc_norm/arc_easy": 0.5}
+    ends = {"quality/acc_norm/arc_easy_low": 0.4, "quality/acc_norm/arc_easy_high": 0.6}
+    record["metrics"] = kept | scores | ends | {"data/items": 20, "data/items_total": 80} | metrics
+    return record
+
+
+def test_a_task_has_its_own_columns_and_its_headline_metric() -> None:
+    compared = {"delta_acc": -0.1, "flips_lost": 3, "flips_gained": 1, "mcnemar_p": 0.625}
+    record = task_record("kivi", **{f"fidelity/{n}": float(v) for n, v in compared.items()})
+    record["metrics"]["coverage/context_compressed"] = 0.875
+    headings, _, exact, row = report.markdown([task_record("fp16"), record]).splitlines()
+    assert "| accounted | metric | score | items | compressed | Δ to fp16 |" in headings
+    assert "| acc_norm | 0.500 [0.400, 0.600] | 20 of 80 | 88% | -0.100 | 3 / 1 | 0.625 |" in row
+    assert "| acc_norm | 0.500 [0.400, 0.600] | 20 of 80 | - | - | - | - |" in exact
+    assert "ppl" not in headings
+
+
 def test_a_bar_in_a_name_stays_in_its_cell() -> None:
     text = report.markdown([finished("a|b", 0.125)])
     assert "| a\\|b |" in text
@@ -145,7 +168,7 @@ def test_a_terminal_gets_every_cell_whole(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TERM", "xterm")
     records = [*sweep(), failed(settings=GearConfig(bits=4))]
     text = printed(records, terminal=True)
-    for row in report.cells(report.frame(records)):
+    for row in columns.cells(columns.frame(records)):
         assert all(cell in text for cell in row)
     assert "\x1b[31mFAILED" in text
     assert "FAILED gear (gear.bits=4, gear.rank=4): WorkerDied (SIGSEGV)" in text

@@ -167,7 +167,7 @@ def test_the_snippet_on_smollm2(smollm2: Any, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(model, "make_cache", make_cache, raising=False)
     prompt = tokenizer.encode("The quick brown fox jumps over the lazy dog. " * 8)
     one, two = (
-        mlx_lm.generate(model, tokenizer._tokenizer, prompt=prompt, max_tokens=12) for _ in range(2)
+        mlx_lm.generate(model, tokenizer.wrapped, prompt=prompt, max_tokens=12) for _ in range(2)
     )
     assert len(one) > 10
     assert one == two
