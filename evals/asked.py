@@ -16,9 +16,13 @@ from evals.schema import DatasetConfig, EvalConfig
 def asked(spec: Mapping[str, Any], tokenizer: Any) -> tuple[Items, Questions]:
     """Return what a job asks. DataError where the items are not those the key was made from."""
     dataset, seed = DatasetConfig(**spec["dataset"]), spec["config"]["seed"]
+    measured = EvalConfig(**spec["config"]["eval"])
+    tokens = Tokens(tokenizer, measured.add_bos)
+    render = tokens.apply_chat_template if measured.chat_template else None
     if dataset.source == "generated":
         scored = retrieval.generate(dataset, tokenizer, seed)
-        return Items(scored, {}, retrieval.total(dataset)), RetrievalQuestions()
+        questions = RetrievalQuestions(render, measured.system_prompt)
+        return Items(scored, {}, retrieval.total(dataset)), questions
     items = load_items(dataset, seed)
     expected, found = spec["config"]["dataset"]["content_hash"], items.content_hash
     if found != expected:
@@ -26,9 +30,6 @@ def asked(spec: Mapping[str, Any], tokenizer: Any) -> tuple[Items, Questions]:
             f"dataset={dataset.name}: its content hash is {found[:12]}, expected {expected[:12]}:"
             " it changed since the run began. Next step: run the command again."
         )
-    measured = EvalConfig(**spec["config"]["eval"])
-    tokens = Tokens(tokenizer, measured.add_bos)
-    render = tokens.apply_chat_template if measured.chat_template else None
     tasks = make_tasks(dataset, items)
     questions = TaskQuestions(tasks, items.scored, render, measured.system_prompt)
 

@@ -157,12 +157,27 @@ def _first(response: Any) -> Any:
 
 
 class RetrievalQuestions:
-    """Questions of the generators: the prompt is the item's, the answer exact."""
+    """Questions of the generators: the prompt is the item's, the answer exact.
+
+    With ``render`` the prompt is a user's message, and its last words begin the assistant's: a
+    small model that is given all of it as the message loses passkeys with the exact cache already.
+    """
+
+    def __init__(
+        self, render: Callable[..., str] | None = None, system_prompt: str | None = None
+    ) -> None:
+        self._render, self._system = render, system_prompt
 
     def question(self, item: Item) -> Question:
         """Return the item's prompt."""
-        row = item.row
-        return Question(text=row["prompt"], until=tuple(row["until"]), max_new=row["max_new"])
+        row, text = item.row, item.row["prompt"]
+        if self._render is not None:
+            said = [{"role": "system", "content": self._system}] if self._system else []
+            said.append({"role": "user", "content": text.removesuffix(row["prefix"]).rstrip()})
+            text = self._render(said) + row["prefix"]
+        elif self._system:
+            text = f"{self._system}\n\n{text}"
+        return Question(text=text, until=tuple(row["until"]), max_new=row["max_new"])
 
     def scores(self, item: Item, responses: Sequence[Any]) -> tuple[Scores, dict[str, Any]]:
         """Return the exact scores of a generated text."""

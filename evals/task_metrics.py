@@ -22,8 +22,11 @@ def task_metrics(
     """Return ``quality/*`` with intervals and, against the fp16 arm's samples, ``fidelity/*``."""
     found = quality_metrics(samples, questions, config)
     if reference:
-        confidence = config["eval"]["confidence"]
-        found |= paired_metrics(samples, reference, headline(samples, config), confidence)
+        measured = config["eval"]
+        found |= paired_metrics(
+            samples, reference, headline(samples, config), measured["confidence"],
+            resamples=measured["bootstrap_samples"], seed=config["seed"],
+        )  # fmt: skip
     return found
 
 

@@ -8,14 +8,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from evals import retrieval
 from evals import retrieval_forms as forms
 from evals.data_files import DataError
-from evals.haystack import GRASS, Draws, Filler, fit, real_sentences, real_text
-from evals.retrieval import GENERATORS, fingerprint, generate, score
+from evals.haystack import real_sentences, real_text
+from evals.retrieval import GENERATORS, fingerprint, generate
 from evals.schema import DatasetConfig
 from evals.tiny import ByteTokenizer
 
@@ -72,16 +70,15 @@ def test_prompts_fit_a_real_tokenizer_up_to_128k(smollm2: Any, task: str) -> Non
 
 @pytest.mark.model
 def test_the_bundled_model_finds_a_passkey(smollm2: Any) -> None:
-    """Plain passes over the whole text, no cache: what any exact cache must find too."""
+    """One plain pass, no cache: what any exact cache must find too."""
     import mlx.core as mx
 
     model, tokenizer = smollm2
-    (row,) = rows("passkey", tokenizer, lengths=[256], depths=[0.5])
-    tokens = tokenizer.encode(row["prompt"])
-    asked = len(tokens)
-    for _ in range(7):
-        tokens.append(int(mx.argmax(model(mx.array([tokens]))[0, -1]).item()))
-    assert score(row, tokenizer.decode(tokens[asked:])) == {"acc": 1.0, "recall": 1.0}
+    (row,) = rows("passkey", tokenizer, lengths=[512], depths=[0.5])
+    asked = tokenizer.encode(row["prompt"])
+    answer = tokenizer.encode(f" {row['answers'][0]}")
+    logits = model(mx.array([asked + answer[:-1]]))[0, len(asked) - 1 :]
+    assert mx.argmax(logits, axis=-1).tolist() == answer  # each token is the greedy one
 
 
 @pytest.mark.parametrize("task", GENERATORS)
@@ -207,22 +204,6 @@ def _whole_sentences(text: str) -> bool:
     return False
 
 
-def test_real_text_repeats_only_when_all_of_it_is_used() -> None:
-    filler = Filler(real_sentences(), WORDS)
-    size = sum(filler.sizes)
-    taken = filler.take(3000, size - 600)
-    assert len(set(taken)) == len(taken)
-    assert max(Counter(filler.take(3000, 2 * size)).values()) == 2
-
-
-def test_sentences_are_the_text_and_do_not_end_behind_titles() -> None:
-    assert " ".join(real_sentences()) == real_text()
-    assert "\n" not in real_text()
-    ends = re.compile(r"\b(Mr|Mrs|Dr|St|Rep|U\.S|[A-Z])\.$")
-    assert not [s for s in real_sentences() if ends.search(s)]
-    assert 4000 < len(real_sentences()) < 6000
-
-
 def test_no_city_is_named_in_the_real_text() -> None:
     assert not [c for c in forms.CITIES if re.search(rf"\b{c}\b", real_text(), re.IGNORECASE)]
     assert len(set(forms.CITIES)) == len(forms.CITIES) >= 50
@@ -333,190 +314,3 @@ def test_the_fingerprint_is_the_texts_not_the_cells(monkeypatch: pytest.MonkeyPa
     assert fingerprint(config("passkey")) == prints["passkey"]
     monkeypatch.setattr(forms, "VERSION", 2)
     assert fingerprint(config("passkey")) != prints["passkey"]
-
-
-NUMBERS = [
-    (" 12345. Remember it. 12345 is the pass key.", "12345"),
-    ("12345", "12345"),
-    (" 12345", "12345"),
-    (" 12345.", "12345"),
-    ("12,345", "12345"),
-    (" 1,234,567.", "1234567"),
-    ("The pass key is 12345.", "12345"),
-    ("The pass key is **12345**.", "12345"),
-    ("The pass key is: 12345, as the text says.", "12345"),
-    ("'12345'", "12345"),
-    ("\n12345\n", "12345"),
-    ("#12345", "12345"),
-    ("12345 and 67890", "12345"),
-    ("67890 or 12345", "67890"),
-    ("12345, 67890", "12345"),
-    ("12345,67890", "12345"),
-    ("12345,678", "12345"),
-    ("123456", "123456"),
-    ("1234 5", "1234"),
-    ("1 2 3 4 5", "1"),
-    ("12345th", "12345"),
-    ("key12345", "12345"),
-    ("012345", "012345"),
-    ("12345-6", "12345"),
-    ("-12345", "12345"),
-    ("12345.0", "12345"),
-    ("12.345", "12"),
-    ("1,23456", "1"),
-    ("the key", None),
-    ("", None),
-]
-
-ABCDE = ["ABCDE", "FGHIJ", "KLMNO"]
-VARIABLES = [
-    (" ABCDE FGHIJ KLMNO", ABCDE),
-    (" ABCDE, FGHIJ, KLMNO.", ABCDE),
-    ("ABCDE,FGHIJ,KLMNO", ABCDE),
-    ("ABCDE FGHIJ and KLMNO", ABCDE),
-    ("VAR ABCDE, VAR FGHIJ, VAR KLMNO", ABCDE),
-    ("KLMNO ABCDE FGHIJ", ABCDE),
-    ("ABCDE FGHIJ KLMNO ABCDE FGHIJ", ABCDE),
-    ("\n\nABCDE FGHIJ KLMNO", ABCDE),
-    ("1. ABCDE\n2. FGHIJ\n3. KLMNO", ABCDE),
-    ("- ABCDE\n- FGHIJ\n- KLMNO\n", ABCDE),
-    ("The variables are:\n\nABCDE, FGHIJ, KLMNO\n\nThey hold 12345.", ABCDE),
-    ("ABCDE FGHIJ KLMNO\n\nQRSTU", ABCDE),
-    ("ABCDE FGHIJ KLMNO\n \nQRSTU", ABCDE),
-    ("**ABCDE**, **FGHIJ**, **KLMNO**", ABCDE),
-    ("`ABCDE` `FGHIJ` `KLMNO`", ABCDE),
-    ("ABCDE = 12345, FGHIJ = ABCDE, KLMNO = FGHIJ", ABCDE),
-    ("A variable ABCDE, then FGHIJ and KLMNO", ABCDE),
-    ("[ABCDE, FGHIJ, KLMNO]", ABCDE),
-    ("ABCDE FGHIJ KLMNO QRSTU", [*ABCDE, "QRSTU"]),
-    ("ABCDE FGHIJ", ABCDE[:2]),
-    ("ABCDE FGHIJ KLMN", ["ABCDE", "FGHIJ", "KLMN"]),
-    ("ABCDE FGHIJ KLMNOP", ["ABCDE", "FGHIJ", "KLMNOP"]),
-    ("ABCDE FGHIJKLMNO", ["ABCDE", "FGHIJKLMNO"]),
-    ("abcde fghij klmno", []),
-    ("Abcde Fghij Klmno", []),
-    ("ABCDE\n\nFGHIJ\n\nKLMNO", ["ABCDE"]),
-    ("XYZ ABCDE FGHIJ KLMNO", ["XYZ", *ABCDE]),
-    ("ABCDE1 FGHIJ KLMNO", ["FGHIJ", "KLMNO"]),
-    ("none", []),
-    ("", []),
-]
-
-CODED = ["abcdef", "ghijkl", "mnopqr"]
-FREQUENT = [
-    (" abcdef, ghijkl, mnopqr", CODED),
-    ("abcdef ghijkl mnopqr", CODED),
-    ("abcdef, ghijkl, and mnopqr.", CODED),
-    ("1. abcdef\n2. ghijkl\n3. mnopqr", CODED),
-    ("\n\n1. abcdef\n\n2. ghijkl\n\n3. mnopqr", CODED),
-    ("'abcdef', 'ghijkl', 'mnopqr'", CODED),
-    ('"abcdef" "ghijkl" "mnopqr"', CODED),
-    ("**abcdef**, **ghijkl**, **mnopqr**", CODED),
-    ("[abcdef, ghijkl, mnopqr]", CODED),
-    ("mnopqr ghijkl abcdef", CODED),
-    ("abcdef abcdef ghijkl ghijkl mnopqr", CODED),
-    ("abcdef (40 times), ghijkl (18), mnopqr (10)", CODED),
-    ("abcdef ghijkl mnopqr stuvwx yzabcd", CODED),
-    ("abcdef, ghijkl, mnopqr are the words.", CODED),
-    ("The top is abcdef, then ghijkl, then mnopqr", CODED),
-    ("abcdef ... ghijkl ... mnopqr", CODED),
-    ("abcdef\tghijkl\tmnopqr", CODED),
-    ("abcdef/ghijkl/mnopqr", CODED),
-    ("abcdef ghijkl stuvwx mnopqr", ["abcdef", "ghijkl", "stuvwx"]),
-    ("stuvwx abcdef ghijkl mnopqr", ["stuvwx", "abcdef", "ghijkl"]),
-    ("abcdef ghijkl", CODED[:2]),
-    ("abcdef ghijkl mnopq", CODED[:2]),
-    ("abcdef ghijkl mnopqrs", CODED[:2]),
-    ("abcdefghijkl mnopqr", ["mnopqr"]),
-    ("answer: abcdef ghijkl mnopqr", ["answer", "abcdef", "ghijkl"]),
-    ("ABCDEF GHIJKL MNOPQR", []),
-    ("abcdef1 ghijkl mnopqr", ["ghijkl", "mnopqr"]),
-    ("... ... ...", []),
-    ("a b c", []),
-    ("", []),
-]
-
-
-@pytest.mark.parametrize(("text", "number"), NUMBERS)
-def test_numbers_are_read(text: str, number: str | None) -> None:
-    assert len(NUMBERS) == 30
-    for answer in ("12345", "67890", "1234567"):
-        row = {"task": "passkey", "answers": [answer]}
-        assert score(row, text)["acc"] == float(answer == number)
-        assert score({**row, "task": "needle"}, text) == score(row, text)
-
-
-@pytest.mark.parametrize(("text", "found"), VARIABLES)
-def test_variables_are_read(text: str, found: list[str]) -> None:
-    assert len(VARIABLES) == 30
-    row = {"task": "vartrack", "answers": found or ["NEVER"]}
-    assert score(row, text)["acc"] == float(bool(found))
-    row = {"task": "vartrack", "answers": ABCDE}
-    assert score(row, text)["acc"] == float(set(found) == set(ABCDE))
-
-
-@pytest.mark.parametrize(("text", "found"), FREQUENT)
-def test_frequent_words_are_read(text: str, found: list[str]) -> None:
-    assert len(FREQUENT) == 30
-    row = {"task": "freqwords", "answers": found or ["never"]}
-    assert score(row, text)["acc"] == float(bool(found))
-    row = {"task": "freqwords", "answers": CODED}
-    assert score(row, text)["acc"] == float(set(found) == set(CODED))
-
-
-def test_recall_is_the_share_that_is_named_anywhere() -> None:
-    row = {"task": "vartrack", "answers": ABCDE}
-    assert score(row, "abcde, and perhaps FGHIJ") == {"acc": 0.0, "recall": pytest.approx(2 / 3)}
-    assert score({"task": "passkey", "answers": ["12345"]}, "1 12345") == {
-        "acc": 0.0,
-        "recall": 1.0,
-    }
-
-
-def test_draws_repeat_and_spread() -> None:
-    draws, same = Draws("a", 1, None), Draws("a", 1, None)
-    numbers = [draws.below(10) for _ in range(2000)]
-    assert numbers == [same.below(10) for _ in range(2000)]
-    assert all(140 < n < 260 for n in Counter(numbers).values())
-    assert Draws("a", 1, None).shuffled(range(50)) != list(range(50))
-    assert sorted(Draws("a").shuffled(range(50))) == list(range(50))
-    assert len(set(Draws("b").words(20, "abc", 3))) == 20
-
-
-def test_filler_is_cut_at_the_nearest_sentence() -> None:
-    filler = Filler(GRASS, BYTES)  # 20, 17, 19, 12 and 22 bytes with the blank before them
-    assert filler.take(0, 90) == [0, 1, 2, 3, 4]
-    assert filler.take(3, 60) == [3, 4, 0]
-    assert filler.take(0, 11) == []
-    assert filler.split([0, 1, 2, 3, 4], 0.0) == ("", GRASS_TEXT)
-    assert filler.split([0, 1, 2, 3, 4], 1.0) == (GRASS_TEXT, "")
-    before, behind = filler.split([0, 1, 2, 3, 4], 0.4)
-    assert before == "The grass is green. The sky is blue."
-    assert f"{before} {behind}" == GRASS_TEXT
-
-
-@given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=30),
-    st.integers(0, 60),
-    st.integers(1, 3000),
-    st.floats(0.3, 3.0),
-)
-@settings(max_examples=60)
-def test_a_fit_is_never_too_long_whatever_a_tokenizer_does(
-    sizes: list[int], fixed: int, length: int, factor: float
-) -> None:
-    """Here a prompt has `factor` times the tokens that its sentences have one by one."""
-    filler = Filler(["x" * (n - 1) for n in sizes], BYTES)
-
-    def build(taken: list[int]) -> str:
-        return "f" * fixed + "".join(" " + "x" * (sizes[at] - 1) for at in taken)
-
-    def count(text: str) -> int:
-        return fixed + int(factor * (len(text) - fixed))
-
-    prompt, tokens = fit(length, count, lambda budget: filler.take(0, budget), build)
-    if prompt is None:
-        assert fixed + int(factor * min(sizes)) > length or tokens == fixed
-        return
-    assert count(prompt) == tokens <= length
-    assert length - tokens <= factor * (max(sizes) + 2) + 2
