@@ -24,6 +24,7 @@ COLUMNS = (
     "k_rel_err", "v_rel_err", "metric", "score", "score_low", "score_high", "items",
     "items_total", "context_compressed", "delta_acc", "delta_acc_low", "delta_acc_high",
     "flips_lost", "flips_gained", "mcnemar_p", "detectable_acc", "agreement",
+    "first_divergence",
     "decode_tok_per_s", "status", "run_id",
     "model", "dataset", "eval", "accounting_only", "allow_uncompressed", "key",
 )  # fmt: skip
@@ -57,6 +58,7 @@ _METRICS = {
     "mcnemar_p": "fidelity/mcnemar_p",
     "detectable_acc": "fidelity/detectable_acc",
     "agreement": "fidelity/agreement",
+    "first_divergence": "fidelity/first_divergence_mean",
     "decode_tok_per_s": "speed/decode_tok_per_s",
 }
 
@@ -142,6 +144,7 @@ _TASKS: tuple[_Column, ...] = (
     ("McNemar p", _form("mcnemar_p", ".3f")),
     ("could show", _form("detectable_acc", ".3f")),
     ("same text", _form("agreement", ".0%")),
+    ("differs at", _form("first_divergence", ".0f")),
 )
 _LAST: tuple[_Column, ...] = (
     ("tok/s", _form("decode_tok_per_s", ".1f")),

@@ -26,6 +26,7 @@ from evals.tasks.costs import Sample, cost_metrics, merged_costs
 from evals.tasks.fidelity import floats
 
 _SHORTEST_PREFIX = 32  # tokens that prompts must share for a prefill of their own
+_LONGEST_PASS = 2048  # tokens of the plain pass, whose logits are all held at once
 
 
 class Downstream:
@@ -106,7 +107,10 @@ class _Walk:
         return [answer(item, self._question(item)) for item in batch]
 
     def in_one_pass(self, item: Item, sample: Sample) -> Sample:
-        """Return the mean NLL of a sample's first answer, as it was found and out of one pass."""
+        """Return the mean NLL of a sample's first answer, as it was found and out of one pass.
+
+        Nothing for a rolling text or a context too long for one pass.
+        """
         asked = self._question(item)
         if asked.rolling:
             return {}
@@ -116,6 +120,8 @@ class _Walk:
         else:
             context, answer = self._lm.tok_encode(asked.text), sample["token_ids"]
             found = sample["loglikelihoods"][0]
+        if len(context) + len(answer) > _LONGEST_PASS:
+            return {}
         tokens = mx.array([*context, *answer[:-1]])
         logits = self._ctx.model(tokens[None])[0, len(context) - 1 :]
         picked = log_probs(logits, mx.array(answer)[:, None])

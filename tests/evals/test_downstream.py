@@ -246,6 +246,15 @@ def test_rescoring_reads_the_stored_answers_again(
     assert loaded["metrics"] == record["metrics"]
 
 
+def test_a_long_context_takes_no_plain_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(monkeypatch, "choices")
+    monkeypatch.setattr("evals.tasks.downstream._LONGEST_PASS", 100)
+    exact, _ = both(tmp_path)
+    assert exact["guards"]["calls_match_oneshot"] == "not_applicable"
+
+
 def test_the_key_holds_what_a_downstream_job_reads(tmp_path: Path) -> None:
     key = build_job(config(), tmp_path).key
     for name, value in {"batch_size": 2, "max_new_tokens": 5, "chat_template": True}.items():

@@ -38,9 +38,9 @@ method,kv_size_pct,stored_bytes,accounted_bytes,ppl_token,ppl_token_low,ppl_toke
 delta_nll,delta_nll_low,delta_nll_high,kl_mean,top1_flip_rate,k_rel_err,v_rel_err,\
 metric,score,score_low,score_high,items,items_total,context_compressed,\
 delta_acc,delta_acc_low,delta_acc_high,flips_lost,flips_gained,mcnemar_p,detectable_acc,agreement,\
-decode_tok_per_s,status,run_id,model,dataset,eval,accounting_only,allow_uncompressed,key
-fp16,100.0,2000000,0,20.0,18.5,21.25,,,,,,,,,,,,,,,,,,,,,,,96.04,FINISHED,run0,tiny,embedded,decode,False,False,KEY0
-gear,13.75,275000,175000,22.5,18.5,21.25,0.125,0.115,0.1375,0.0625,0.0625,,,,,,,,,,,,,,,,,,96.04,FINISHED,run1,\
+first_divergence,decode_tok_per_s,status,run_id,model,dataset,eval,accounting_only,allow_uncompressed,key
+fp16,100.0,2000000,0,20.0,18.5,21.25,,,,,,,,,,,,,,,,,,,,,,,,96.04,FINISHED,run0,tiny,embedded,decode,False,False,KEY0
+gear,13.75,275000,175000,22.5,18.5,21.25,0.125,0.115,0.1375,0.0625,0.0625,,,,,,,,,,,,,,,,,,,96.04,FINISHED,run1,\
 tiny,embedded,decode,False,False,KEY1
 """
 
