@@ -15,6 +15,7 @@ from gear.codec import compress_pair
 from gear.config import GearConfig, LayerConfig, SideConfig, resolve
 from gear.decode_kernel_source import INPUTS, SIZES, sources
 from gear.decode_kernel_variant import Variant
+from gear.placement import on_cpu
 from tests.gear import decode_host
 
 needs_compiler = pytest.mark.skipif(not decode_host.COMPILER, reason="no C++ compiler")
@@ -176,6 +177,7 @@ def test_ragged_words_and_many_low_rank_rows_are_refused() -> None:
     assert not decode_kernel._fits(queries, *many)
 
 
+@pytest.mark.skipif(not on_cpu(), reason="an accelerator has one")
 def test_the_cpu_has_no_kernel() -> None:
     assert not decode_kernel.usable(mx.zeros((1, 4, 1, 64)), *_pair({}, (1, 2, 64, 64)))
 
