@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evals import retrieval
-from evals.data_files import DataError
+from evals.data_files import check_unchanged
 from evals.items import Item, Items, load_items, make_tasks, narrow
 from evals.lm_tokens import Tokens
 from evals.questions import Questions, RetrievalQuestions, TaskQuestions
@@ -24,12 +24,7 @@ def asked(spec: Mapping[str, Any], tokenizer: Any) -> tuple[Items, Questions]:
         questions = RetrievalQuestions(render, measured.system_prompt)
         return Items(scored, {}, retrieval.total(dataset)), questions
     items = load_items(dataset, seed)
-    expected, found = spec["config"]["dataset"]["content_hash"], items.content_hash
-    if found != expected:
-        raise DataError(
-            f"dataset={dataset.name}: its content hash is {found[:12]}, expected {expected[:12]}:"
-            " it changed since the run began. Next step: run the command again."
-        )
+    check_unchanged(dataset.name, items.content_hash, spec["config"]["dataset"]["content_hash"])
     tasks = make_tasks(dataset, items)
     questions = TaskQuestions(tasks, items.scored, render, measured.system_prompt)
 

@@ -22,6 +22,7 @@ from evals import guards, models
 from evals.asked import asked
 from evals.caches import make_caches
 from evals.data import DataError, Document, content_hash, load_documents
+from evals.data_files import check_unchanged
 from evals.job import FP16, build_method
 from evals.logprobs import LogprobStore
 from evals.prefill import PrefillStore
@@ -109,12 +110,8 @@ def _documents(spec: dict[str, Any]) -> list[Document]:
     """Return the documents. DataError where they are not those that the key was made from."""
     dataset = DatasetConfig(**spec["dataset"])
     documents = load_documents(dataset, spec["config"]["seed"])
-    expected, found = spec["config"]["dataset"]["content_hash"], content_hash(documents)
-    if found != expected:
-        raise DataError(
-            f"dataset={dataset.name}: its content hash is {found[:12]}, expected {expected[:12]}:"
-            " it changed since the run began. Next step: run the command again."
-        )
+    expected = spec["config"]["dataset"]["content_hash"]
+    check_unchanged(dataset.name, content_hash(documents), expected)
     return documents
 
 

@@ -91,6 +91,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"{guess}Available: {', '.join(names)}"
 
 
+def check_unchanged(name: str, found: str, expected: str) -> None:
+    """Refuse data whose content hash is not the one that a run's key was made from."""
+    if found != expected:
+        raise DataError(
+            f"dataset={name}: its content hash is {found[:12]}, expected {expected[:12]}:"
+            " it changed since the run began. Next step: run the command again."
+        )
+
+
 def missing_field(field: str, known: Iterable[str], where: str) -> DataError:
     """Return the error for a row or table without the field that holds the text."""
     return DataError(

@@ -116,15 +116,14 @@ class _Walk:
             return {}
         if asked.pairs:
             context, answer = self._lm.encode_pair(*asked.pairs[0])
-            found = sample["loglikelihoods"][0]
         else:
             context, answer = self._lm.tok_encode(asked.text), sample["token_ids"]
-            found = sample["loglikelihoods"][0]
         if len(context) + len(answer) > _LONGEST_PASS:
             return {}
         tokens = mx.array([*context, *answer[:-1]])
         logits = self._ctx.model(tokens[None])[0, len(context) - 1 :]
         picked = log_probs(logits, mx.array(answer)[:, None])
+        found = sample["loglikelihoods"][0]
         return {"nll": [-found / len(answer)], "oneshot_nll": -mean(floats(picked[:, 0]))}
 
     def _question(self, item: Item) -> Question:

@@ -16,6 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from gear.placement import on_cpu
+
 Row = dict[str, Any]
 Run = Callable[[], Any]
 MIB = 2**20
@@ -46,7 +48,7 @@ class Options:
 
 def device() -> str:
     """Return "cpu", or "gpu" for Metal and CUDA."""
-    return "cpu" if mx.default_device() == mx.Device(mx.cpu, 0) else "gpu"
+    return "cpu" if on_cpu() else "gpu"
 
 
 def in_turns(runs: Mapping[str, Run], repeats: int, calls: int = 1) -> dict[str, Row]:

@@ -94,9 +94,15 @@ def computed(job: Job) -> dict[str, Any]:
 
 def both(root: Path, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the records of the fp16 arm and of gear."""
+    exact, job = behind_fp16(root, **settings)
+    return exact, computed(job)
+
+
+def behind_fp16(root: Path, **settings: Any) -> tuple[dict[str, Any], Job]:
+    """Return the record of the fp16 arm, computed, and gear's job."""
     job = build_job(config(**settings), root)
     assert job.baseline is not None
-    return computed(job.baseline), computed(job)
+    return computed(job.baseline), job
 
 
 def test_each_kind_is_scored_compared_and_guarded(asking: str, tmp_path: Path) -> None:
@@ -134,9 +140,7 @@ class Bypass(GearCache):
 def test_a_cache_that_falls_back_to_exact_is_caught(
     asking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = build_job(config(), tmp_path)
-    assert job.baseline is not None
-    computed(job.baseline)
+    _, job = behind_fp16(tmp_path)
     monkeypatch.setattr("gear.methods.family.GearCache", Bypass, raising=False)
     monkeypatch.setattr("gear.cache.GearCache", Bypass)
     record = computed(job)
@@ -147,9 +151,7 @@ def test_a_cache_that_falls_back_to_exact_is_caught(
 def test_a_cache_that_never_compresses_is_caught(
     asking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = build_job(config(), tmp_path)
-    assert job.baseline is not None
-    computed(job.baseline)
+    _, job = behind_fp16(tmp_path)
     monkeypatch.setattr(GearCache, "flush", lambda self: None)
     record = computed(job)
     assert record["status"] == "FAILED"
