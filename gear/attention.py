@@ -32,7 +32,7 @@ TILE_TOKENS = 1024
 _MOST_PACKED_ROWS = 8  # query rows a KV head up to which packed products beat unpacking a tile
 _MOST_SCORES = {True: 1 << 22, False: 1 << 24}
 """Scores held at a time, on a CPU or not; more queries take turns."""
-_LOWEST = -3e38
+LOWEST = -3e38
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,11 @@ def attend(
     for run in _runs(cache, q if alone else None, few, tile):
         for i, span in enumerate(spans):
             if not see.hides(run, span):
-                totals[i] = _merged(totals[i], run.partial(q[..., span, :], see.tile(run, span)))
+                totals[i] = merged(totals[i], run.partial(q[..., span, :], see.tile(run, span)))
                 if run.large:
                     mx.eval(totals[i])
     # every query sees itself at least, so there is a total for each
-    out = mx.concatenate([_divided(t, sinks) for t in totals if t is not None], axis=3)
+    out = mx.concatenate([divided(t, sinks) for t in totals if t is not None], axis=3)
     return out.reshape(batch, heads, length, -1).astype(queries.dtype)
 
 
@@ -144,35 +144,39 @@ def _runs(cache: GearCache, query: mx.array | None, few: bool, tile: int) -> Ite
     """
     start = 0
     for part in (cache.sinks, *cache.segments, cache.buffer):
-        large = not few
-        if isinstance(part, ExactTokens):
-            pieces = _exact(part, tile)
-        elif query is not None and decode_kernel.usable(query.flatten(1, 2), part.k, part.v):
-            pieces = iter([(part.valid, partial(_fused_partial, part))])
-        elif few and packed.fits(part):
-            pieces = iter([(part.valid, partial(_packed_partial, part))])
-        else:
-            pieces, large = _unpacked(part, tile), True
-        for count, attention in pieces:
+        exact = isinstance(part, ExactTokens)
+        found = _exact(part, tile, not few) if exact else pieces(part, query, few, tile)
+        for count, attention, large in found:
             yield _Run(start, start + count, attention, large)
             start += count
 
 
-_Pieces = Iterator[tuple[int, Callable[[mx.array, mx.array | None], Partial]]]
+_Pieces = Iterator[tuple[int, Callable[[mx.array, mx.array | None], Partial], bool]]
+"""Tokens, what takes fp32 queries and their mask to a partial, and whether it is large."""
 
 
-def _exact(tokens: ExactTokens, tile: int) -> _Pieces:
+def pieces(segment: Segment, query: mx.array | None, few: bool, tile: int) -> _Pieces:
+    """Yield a segment's tokens in order, as they are attended to best; arguments as of `_runs`."""
+    if query is not None and decode_kernel.usable(query.flatten(1, 2), segment.k, segment.v):
+        yield segment.valid, partial(_fused_partial, segment), not few
+    elif few and packed.fits(segment):
+        yield segment.valid, partial(_packed_partial, segment), not few
+    else:
+        yield from _unpacked(segment, tile)
+
+
+def _exact(tokens: ExactTokens, tile: int, large: bool) -> _Pieces:
     """Yield exact K and V in tiles."""
     for start in range(0, len(tokens), tile):
         keys, values = (a[:, :, start : start + tile] for a in tokens.arrays)
-        yield keys.shape[2], partial(_dense_partial, keys, values)
+        yield keys.shape[2], partial(dense_partial, keys, values), large
 
 
 def _unpacked(segment: Segment, tile: int) -> _Pieces:
     """Yield a segment in tiles that are reconstructed when they are met."""
     for k, v, meant in tiles(segment, tile):
         keys, values = (_reconstruction(type(b), *b.kind)(b.arrays)[:, :, :meant] for b in (k, v))
-        yield meant, partial(_dense_partial, keys, values)
+        yield meant, partial(dense_partial, keys, values), True
 
 
 @lru_cache(maxsize=256)
@@ -185,7 +189,7 @@ def _reconstruction(
 
 
 @traced
-def _dense_partial(
+def dense_partial(
     keys: mx.array, values: mx.array, queries: mx.array, mask: mx.array | None
 ) -> Partial:
     """Return the partial of K and V [batch, kv_heads, tokens, head_dim]."""
@@ -217,15 +221,15 @@ def _packed_partial(segment: Segment, queries: mx.array, mask: mx.array | None) 
 def _softmax(scores: mx.array, mask: mx.array | None) -> tuple[mx.array, mx.array, mx.array]:
     """Return peak, exp(scores - peak) and its sum over the last axis, masked scores left out."""
     if mask is not None:
-        bias = mx.where(mask, 0, _LOWEST) if mask.dtype == mx.bool_ else mask
-        scores = mx.maximum(scores + bias, _LOWEST)  # -inf alone in a row would give NaN
+        bias = mx.where(mask, 0, LOWEST) if mask.dtype == mx.bool_ else mask
+        scores = mx.maximum(scores + bias, LOWEST)  # -inf alone in a row would give NaN
     peak = scores.max(axis=-1, keepdims=True)
     weights = mx.exp(scores - peak)
     return peak, weights, weights.sum(axis=-1, keepdims=True)
 
 
 @traced
-def _merged(old: Partial | None, new: Partial) -> Partial:
+def merged(old: Partial | None, new: Partial) -> Partial:
     """Return the partial of both token runs."""
     if old is None:
         return new
@@ -235,7 +239,7 @@ def _merged(old: Partial | None, new: Partial) -> Partial:
 
 
 @traced
-def _divided(total: Partial, sinks: mx.array | None) -> mx.array:
+def divided(total: Partial, sinks: mx.array | None) -> mx.array:
     """Return the attention output; ``sinks`` are logits that take weight and give nothing."""
     out, peak, weight = total
     if sinks is None:

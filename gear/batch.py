@@ -2,13 +2,16 @@
 
 Every row is a `GearCache` in its own coordinates: pads are cut on entry, so a row's blocks are
 those it would have alone, and storage is never padded. Rows whose buffers are full are compressed
-together. Only what attention sees is padded, on the left, to the longest row.
+together. Only what attention sees is padded, on the left, to the longest row. On an open route the
+rows attend to what they store: while each gets one token a step, together (together.py), else one
+by one.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +23,7 @@ from gear.attention import Packed
 from gear.bytes import CacheBytes
 from gear.cache import GearCache
 from gear.codec import compress_pair
+from gear.together import Together
 
 
 def _handle(new: mx.array, rows: list[tuple[Any, Any]], spans: list[slice], tokens: int) -> Packed:
@@ -39,6 +43,15 @@ def _handle(new: mx.array, rows: list[tuple[Any, Any]], spans: list[slice], toke
     return Packed((*new.shape[:2], tokens, new.shape[3]), new.dtype, attention)
 
 
+def _steps(together: Together, tokens: int, new: mx.array) -> Packed:
+    """Return what stands for K or V of rows that decode together."""
+
+    def attention(queries: mx.array, scale: float, _: Any, sinks: mx.array | None) -> mx.array:
+        return together.attend(queries, scale, sinks)
+
+    return Packed((*new.shape[:2], tokens, new.shape[3]), new.dtype, attention)
+
+
 class BatchGearCache(_BaseCache):
     """The cache of one layer for a batch; ``rows`` holds one `GearCache` each.
 
@@ -54,6 +67,7 @@ class BatchGearCache(_BaseCache):
         self.rows = list(rows)
         self._pads = [0] * len(rows)  # left pads still to come, by row
         self._left: list[int] | None = None  # real tokens still to come, by row
+        self._together: Together | None = None
 
     def prepare(
         self,
@@ -88,6 +102,13 @@ class BatchGearCache(_BaseCache):
             for row in self.rows:  # a row loaded from a file takes the others' way
                 row.route = route
         n, past = keys.shape[2], max(r.offset for r in self.rows)
+        if route is not None and self._decodes(n):
+            if self._together is None:
+                self._together = Together(self.rows, route.tile, (keys, values))
+            self._together.append(keys, values)
+            steps = partial(_steps, self._together, past + 1)
+            return steps(keys), steps(values)
+        self._part()
         spans = [self._real(i, n) for i in range(len(self.rows))]
         before = [past - r.offset + s.start for r, s in zip(self.rows, spans, strict=True)]
         seen = [
@@ -105,6 +126,18 @@ class BatchGearCache(_BaseCache):
             ]
             sides.append(mx.concatenate(padded))
         return sides[0], sides[1]
+
+    def _decodes(self, n: int) -> bool:
+        """Say whether this call brings one token of every row, behind its sinks."""
+        plain = n == 1 and self._left is None and not any(self._pads)
+        sinks = self.rows[0].settings.n_sink
+        return plain and all(r.offset > 0 and len(r.sinks) == sinks for r in self.rows)
+
+    def _part(self) -> None:
+        """Give the rows back what they hold together."""
+        if self._together is not None:
+            self._together.part()
+            self._together = None
 
     def _real(self, i: int, n: int) -> slice:
         """Return which of row ``i``'s next ``n`` tokens are no pads, and count them as come."""
@@ -166,10 +199,12 @@ class BatchGearCache(_BaseCache):
 
     def trim(self, n: int) -> int:
         """Forget the last ``n`` tokens of every row; return how many the longest row forgot."""
+        self._part()
         return max(r.trim(n) for r in self.rows)
 
     def filter(self, batch_indices: Any) -> None:
         """Keep only the rows ``batch_indices`` (a list or an integer array)."""
+        self._part()
         keep = np.array(batch_indices).tolist()
         self.rows = [self.rows[i] for i in keep]
         self._pads = [self._pads[i] for i in keep]
@@ -180,21 +215,26 @@ class BatchGearCache(_BaseCache):
         """Put the rows of ``other`` behind these."""
         if self._left is not None or other._left is not None:
             raise ValueError("extend: call finalize() first; a padded prompt is still under way.")
+        self._part()
+        other._part()
         self.rows += other.rows
         self._pads += other._pads
 
     def extract(self, idx: int) -> GearCache:
         """Return row ``idx`` as a cache of its own."""
+        self._part()
         return copy.deepcopy(self.rows[idx])
 
     @property
     def state(self) -> list[Any]:
         """[JSON of the pads, state of each row…]."""
+        self._part()
         return [json.dumps([self._pads, self._left]), *(r.state for r in self.rows)]
 
     @state.setter
     def state(self, state: list[Any]) -> None:
         self._pads, self._left = json.loads(state[0])
+        self._together = None
         self.rows = [GearCache.from_state(s) for s in state[1:]]
 
     @property

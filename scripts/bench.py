@@ -4,6 +4,7 @@
     python scripts/bench.py attention    # one query and a chunk of 64 over N tokens, against exact
     python scripts/bench.py memory       # peak of decode and of prefill at 32k, against fp16
     python scripts/bench.py decode       # tokens/s, stored bytes, veloxquant-mlx's gear
+    python scripts/bench.py batch        # time an item of batch 8 against batch 1
     python scripts/bench.py sweep        # a sweep against separate runs, overhead of a job
 
 Prints tables and writes JSON (``--out``) and a section of BENCHMARKS.md (``--markdown``). Timings
@@ -20,7 +21,7 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
-BENCHES = ("attention", "compress", "decode", "memory", "sweep")
+BENCHES = ("attention", "batch", "compress", "decode", "memory", "sweep")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,9 +33,13 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--repeats", type=int, help="timings of each thing; default: the bench's")
     found.add_argument("--tokens", type=int, nargs="+", help="attention: N, up to 131072")
     found.add_argument("--fill", type=int, default=2048, help="tokens of a prefill block")
-    found.add_argument("--context", type=int, help="memory (32768), decode (8192): tokens held")
+    found.add_argument(
+        "--context", type=int, help="memory (32768), decode (8192), batch (800): tokens"
+    )
     found.add_argument("--chunk", type=int, default=2048, help="memory: tokens of a prefill call")
-    found.add_argument("--layers", type=int, help="memory, decode: layers with random weights")
+    found.add_argument(
+        "--layers", type=int, help="memory, decode, batch: layers with random weights"
+    )
     found.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
     found.add_argument("--limit", type=int, help="sweep: documents")
     found.add_argument("--all-separate", action="store_true", help="sweep: time all 12 runs alone")

@@ -89,12 +89,19 @@ def test_rows_hold_the_blocks_of_batch_1(smollm2, prefills, text, monkeypatch):
 
     calls: dict[int, list[Any]] = {}
     left: list[Any] = []
-    update, extract = GearCache.update_and_fetch, BatchGearCache.extract
+    update, step = GearCache.update_and_fetch, BatchGearCache.update_and_fetch
+    extract = BatchGearCache.extract
 
     def record(self: GearCache, keys: mx.array, values: mx.array) -> Any:
         if self.layer == 17:  # one layer stands for all
             calls.setdefault(id(self), [self]).append((keys, values))
         return update(self, keys, values)
+
+    def record_step(self: BatchGearCache, keys: mx.array, values: mx.array) -> Any:
+        for i, row in enumerate(self.rows):
+            if row.layer == 17:
+                calls[id(row)].append((keys[i : i + 1], values[i : i + 1]))
+        return step(self, keys, values)
 
     def leave(self: BatchGearCache, idx: int) -> GearCache:
         left.append((self.rows[idx], extract(self, idx)))
@@ -104,6 +111,7 @@ def test_rows_hold_the_blocks_of_batch_1(smollm2, prefills, text, monkeypatch):
         alone = _lm((Watched(), tokenizer), prefills, Gear(), route=route)
         expected = [answer for answer, _ in alone.generate(prompts, [], NEW)]
         monkeypatch.setattr(GearCache, "update_and_fetch", record)
+        monkeypatch.setattr(BatchGearCache, "update_and_fetch", record_step)
         monkeypatch.setattr(BatchGearCache, "extract", leave)
         together = _lm(smollm2, prefills, Gear(), route=route, batch_size=len(prompts))
         answers = [answer for answer, _ in together.generate(prompts, [], NEW)]

@@ -20,6 +20,7 @@ sys.path.insert(0, str(SCRIPTS))  # as Python does for `python scripts/bench.py`
 import bench  # noqa: E402
 from benches import (  # noqa: E402
     attention,
+    batch,
     compress,
     decode,
     llama,
@@ -52,7 +53,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """Let the benches take this machine for a CPU or a GPU."""
-    for module in (attention, compress, decode, llama, memory):
+    for module in (attention, batch, compress, decode, llama, memory):
         monkeypatch.setattr(module, "device", lambda: device)
 
 
@@ -209,6 +210,23 @@ def test_an_installed_peer_takes_its_turns(monkeypatch: pytest.MonkeyPatch) -> N
     for bar, what in zip(measured, steps, strict=True):
         peer, ours = (named(rows, f"{kind}: {what}") for kind in (decode.PEER, decode.OURS))
         assert bar["ratio"] == pytest.approx(peer["median_ms"] / ours["median_ms"])
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(("device", "judged"), [("cpu", []), ("gpu", ["at least 2.5x"])])
+def test_batch_times_an_item(
+    monkeypatch: pytest.MonkeyPatch, device: str, judged: list[str]
+) -> None:
+    on(monkeypatch, device)
+    monkeypatch.setattr(batch, "STEPS", 2)
+    rows = batch.run(Options(repeats=1, context=100, layers=1, dtype="float32"))
+    check(rows)
+    assert bars(rows) == judged
+    one, eight = (named(rows, f"GEAR 2-bit: an item of 2 tokens behind 100, {b}")
+                  for b in ("batch 1", "batch 8"))  # fmt: skip
+    ratio = named(rows, "GEAR 2-bit: an item of batch 1 over")["ratio"]
+    assert ratio == pytest.approx(one["median_ms"] / eight["median_ms"])
+    assert eight["tok_per_s"] == pytest.approx(2000 / eight["median_ms"])
 
 
 def test_the_sweep_asks_for_its_twelve_points() -> None:
