@@ -23,6 +23,7 @@ from gear.attention import Packed
 from gear.bytes import CacheBytes
 from gear.cache import GearCache
 from gear.codec import compress_pair
+from gear.routing import Route
 from gear.together import Together
 
 
@@ -77,6 +78,7 @@ class BatchGearCache(_BaseCache):
         right_padding: list[int] | None = None,
     ) -> None:
         """Announce the pads of the next calls: on the left (empty cache), or on the right."""
+        self._part()
         if left_padding is not None:
             if not self.empty():
                 raise ValueError("left_padding: only an empty cache can be left-padded.")
@@ -97,18 +99,15 @@ class BatchGearCache(_BaseCache):
         an open route they are `Packed` handles, and every row attends to its own tokens alone.
         """
         self._flush_together()
-        open_routes = (r.route for r in self.rows if r.route is not None and r.route.open)
-        if route := next(open_routes, None):
-            for row in self.rows:  # a row loaded from a file takes the others' way
-                row.route = route
-        n, past = keys.shape[2], max(r.offset for r in self.rows)
+        n, route = keys.shape[2], self._route()
         if route is not None and self._decodes(n):
             if self._together is None:
                 self._together = Together(self.rows, route.tile, (keys, values))
             self._together.append(keys, values)
-            steps = partial(_steps, self._together, past + 1)
+            steps = partial(_steps, self._together, max(self._together.offsets))
             return steps(keys), steps(values)
         self._part()
+        past = max(r.offset for r in self.rows)
         spans = [self._real(i, n) for i in range(len(self.rows))]
         before = [past - r.offset + s.start for r, s in zip(self.rows, spans, strict=True)]
         seen = [
@@ -127,8 +126,20 @@ class BatchGearCache(_BaseCache):
             sides.append(mx.concatenate(padded))
         return sides[0], sides[1]
 
+    def _route(self) -> Route | None:
+        """Return the open route, which a row that was loaded from a file takes too."""
+        if self._together is not None and (route := self.rows[0].route) is not None:
+            return route if route.open else None
+        route = next((r.route for r in self.rows if r.route is not None and r.route.open), None)
+        if route is not None:
+            for row in self.rows:
+                row.route = route
+        return route
+
     def _decodes(self, n: int) -> bool:
         """Say whether this call brings one token of every row, behind its sinks."""
+        if self._together is not None:
+            return n == 1
         plain = n == 1 and self._left is None and not any(self._pads)
         sinks = self.rows[0].settings.n_sink
         return plain and all(r.offset > 0 and len(r.sinks) == sinks for r in self.rows)
@@ -174,6 +185,8 @@ class BatchGearCache(_BaseCache):
     @property
     def offset(self) -> mx.array:
         """Position of each row's next token, [batch]; negative while left pads are to come."""
+        if self._together is not None:
+            return mx.array(self._together.offsets)
         return mx.array([r.offset - p for r, p in zip(self.rows, self._pads, strict=True)])
 
     def size(self) -> int:

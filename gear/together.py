@@ -9,8 +9,8 @@ partials of all stacks merge in `gear.attention`'s running softmax.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -96,7 +96,10 @@ class _Window(ExactTokens):
         return keys, values
 
 
-@dataclass(frozen=True)
+_Attention = Callable[[mx.array, mx.array | None], Partial]
+
+
+@dataclass
 class _Stack:
     """Like segments of the rows ``members`` as one; ``order`` picks those rows, None = all."""
 
@@ -104,11 +107,27 @@ class _Stack:
     segment: Segment
     parts: tuple[tuple[Block, Block], ...]
     order: mx.array | None
+    _ways: dict[tuple[int, ...], list[tuple[_Attention, bool]]] = field(default_factory=dict)
 
     def holds(self, segments: Sequence[Segment]) -> bool:
         """Say whether these segments are still the views that were made of this stack."""
         both = zip(segments, self.parts, strict=True)
         return all(s.k is k and s.v is v for s, (k, v) in both)
+
+    def partial(self, queries: mx.array, tile: int) -> Partial:
+        """Return the rows' partial, [members, kv_heads, heads per KV head, 1, .]."""
+        q = queries if self.order is None else queries[self.order]
+        ways = self._ways.get(q.shape)
+        if ways is None:  # how to attend is found out once, not at every step
+            found = pieces(self.segment, q, few=True, tile=tile)
+            ways = self._ways[q.shape] = [(attention, large) for _, attention, large in found]
+        (first, _), *rest = ways
+        total = first(q, None)
+        for attention, large in rest:
+            if large:
+                mx.eval(total)  # or all that was unpacked would be held
+            total = merged(total, attention(q, None))
+        return total
 
 
 def _stacked(members: tuple[int, ...], segments: Sequence[Segment], batch: int) -> _Stack:
@@ -136,20 +155,8 @@ class _Level:
 
     def partial(self, queries: mx.array, tile: int) -> Partial:
         """Return the rows' partials; a row without a segment here gets one of no weight."""
-        found = [_attended(stack, queries, tile) for stack in self.stacks]
+        found = [stack.partial(queries, tile) for stack in self.stacks]
         return found[0] if self.back is None else _in_order(found, self.back)
-
-
-def _attended(stack: _Stack, queries: mx.array, tile: int) -> Partial:
-    """Return the partial of a stack's rows, [members, kv_heads, heads per KV head, 1, .]."""
-    q = queries if stack.order is None else queries[stack.order]
-    (_, first, large), *rest = pieces(stack.segment, q, few=True, tile=tile)
-    total = first(q, None)
-    for _, attention, _ in rest:
-        if large:
-            mx.eval(total)  # or all that was unpacked would be held
-        total = merged(total, attention(q, None))
-    return total
 
 
 @traced
@@ -173,6 +180,8 @@ class Together:
     def __init__(self, rows: list[GearCache], tile: int, like: Sequence[mx.array]) -> None:
         most = rows[0].settings.n_b + rows[0].settings.recent
         self._rows, self._tile = rows, tile
+        self.offsets = [row.offset for row in rows]
+        """Position of each row's next token."""
         self._columns = _Columns([row.buffer for row in rows], most, like)
         for i, row in enumerate(rows):
             row.buffer = _Window(self._columns, i)
@@ -184,6 +193,7 @@ class Together:
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Append one token of every row, K and V [batch, kv_heads, 1, head_dim]."""
         self._columns.append((keys, values))
+        self.offsets = [n + 1 for n in self.offsets]
 
     def part(self) -> None:
         """Give every row a buffer of its own."""
@@ -241,7 +251,7 @@ class Together:
 
 
 def _kind(segment: Segment) -> tuple[Any, ...]:
-    """Return what like segments share: settings, tokens, dtypes."""
+    """Return what like segments share: settings, tokens, dtypes, shapes."""
     blocks = segment.k, segment.v
-    dtypes = (tuple((n, str(a.dtype)) for n, a in b.arrays.items()) for b in blocks)
-    return (segment.valid, *(b.kind for b in blocks), *dtypes)
+    forms = (tuple((n, str(a.dtype), a.shape[1:]) for n, a in b.arrays.items()) for b in blocks)
+    return (segment.valid, *(b.kind for b in blocks), *forms)
