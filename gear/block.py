@@ -1,10 +1,10 @@
 """What is stored of compressed K or V, and how it is read back: base + L·R + S.
 
-A `Block` holds ``count`` equal blocks of one side side by side: codes and scales joined along
-tokens, the other terms stacked on a block axis (axis 2). Layout: K codes [batch, heads, head_dim,
-words] (transposed, groups along tokens), V codes [batch, heads, tokens, words]; Lᵀ [batch, heads,
-count, rank, tokens], R [..., rank, head_dim]; outliers [batch, heads, count, vectors, 2k], in port
-order [batch, heads, count, nnz]. Read-back arithmetic is fp32.
+A `Block` holds ``count`` equal blocks of one side side by side: of the base's arrays some joined
+along tokens (`Base.layout`), all others stacked on a block axis (axis 2). Layout of the grid bases:
+K codes [batch, heads, head_dim, words] (transposed, groups along tokens), V codes [batch, heads,
+tokens, words]; Lᵀ [batch, heads, count, rank, tokens], R [..., rank, head_dim]; outliers [batch,
+heads, count, vectors, 2k], in port order [batch, heads, count, nnz]. Read-back arithmetic is fp32.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from typing import Any
 
 import mlx.core as mx
 
+from gear.bases import Base, load_base
+from gear.bytes import TERMS
+from gear.coarse import off_grid
 from gear.config import SideSettings
 from gear.pack import unpack
 from gear.precision import cast
-from gear.quantize import decode
 
-TOKEN_ARRAYS = ("codes", "scale", "zero")  # joined along tokens; all others have a block axis
 _TERM_OF = {
-    "codes": "codes", "scale": "scales", "zero": "scales", "scale_grid": "scales",
-    "zero_grid": "scales", "left": "lowrank", "right": "lowrank", "left_grid": "lowrank",
-    "right_grid": "lowrank", "outlier_index": "outliers", "outlier_value": "outliers",
-    "outlier_scale": "outliers",
+    "left": "lowrank", "right": "lowrank", "left_grid": "lowrank", "right_grid": "lowrank",
+    "outlier_index": "outliers", "outlier_value": "outliers", "outlier_scale": "outliers",
 }  # fmt: skip
 
 
@@ -59,26 +58,60 @@ class Block:
                 self.spare)  # fmt: skip
 
     @property
+    def quantizer(self) -> Base:
+        """The base these blocks were made with."""
+        return load_base(self.settings.base)
+
+    @property
+    def packed(self) -> bool:
+        """Whether codes, scale and zero lie as packed attention and the fused kernel read them."""
+        return self.quantizer.packed
+
+    @property
+    def batch(self) -> int:
+        """Batch rows."""
+        return next(iter(self.arrays.values())).shape[0]
+
+    @property
+    def cut_unit(self) -> int | None:
+        """Where a block may be cut, in tokens; None = nowhere."""
+        return self.quantizer.cut_unit(self.side, self.settings)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the arrays really held."""
         return sum(a.nbytes for a in self.arrays.values())
 
     def terms(self) -> dict[str, int]:
         """Return held bytes by term: codes, scales, lowrank, outliers."""
-        sizes = dict.fromkeys(_TERM_OF.values(), 0)
+        layout = self.quantizer.layout(self.side)
+        sizes: dict[str, int] = dict.fromkeys(TERMS, 0)
         for name, array in self.arrays.items():
-            sizes[_TERM_OF[name]] += array.nbytes
+            sizes[layout[name].term if name in layout else _TERM_OF[name]] += array.nbytes
         return sizes
 
     def _axis(self, name: str) -> int:
         """Return the axis along which blocks lie in array ``name``."""
-        return 3 if self.side == "k" and name in TOKEN_ARRAYS else 2
+        return self._joined(name) or 2
+
+    def _joined(self, name: str) -> int | None:
+        """Return the axis along which blocks are joined in array ``name``; None: a block axis."""
+        layout = self.quantizer.layout(self.side)
+        return layout[name].joined if name in layout else None
+
+    def _forms(self) -> dict[str, Any]:
+        """Return dtype and shape of one block's arrays."""
+        forms = {}
+        for name, array in self.arrays.items():
+            shape, axis = [*array.shape], self._axis(name)
+            shape[axis] //= self.count
+            forms[name] = array.dtype, shape
+        return forms
 
     def matches(self, other: Block) -> bool:
-        """Say whether ``other`` is an equal kind of block, dtypes included."""
+        """Say whether ``other`` is an equal kind of block, dtypes and shapes included."""
         mine, theirs = replace(self, count=1).kind, replace(other, count=1).kind
-        types = {n: a.dtype for n, a in self.arrays.items()}
-        return mine == theirs and types == {n: a.dtype for n, a in other.arrays.items()}
+        return mine == theirs and self._forms() == other._forms()
 
     def joined(self, other: Block) -> Block:
         """Return this block followed by an equal kind of block."""
@@ -124,62 +157,63 @@ class Block:
 
     def _by_block(self, name: str) -> mx.array:
         """Return array ``name`` with its block axis: [batch, heads, count, ...]."""
-        a = self.arrays[name]
-        if name not in TOKEN_ARRAYS:
+        a, joined = self.arrays[name], self._joined(name)
+        if joined is None:
             return a
-        if self.side == "k":
+        if joined == 3:
             return a.reshape(*a.shape[:3], self.count, -1).swapaxes(2, 3)
-        return a.reshape(*a.shape[:2], self.count, self.tokens, a.shape[-1])
-
-    def _cols(self) -> int:
-        """Entries of one row: tokens for K (transposed), channels for V."""
-        return self.tokens if self.side == "k" else self.head_dim
+        each = a.shape[2] // self.count
+        return a.reshape(*a.shape[:2], self.count, each, *a.shape[3:])
 
     def codes(self) -> mx.array:
-        """Return the codes, uint8 [batch, heads, count * tokens, head_dim]."""
-        codes = unpack(self._by_block("codes"), self.settings.bits, self._cols())
-        return self._merge(codes)
+        """Return the codes of a grid base, uint8 [batch, heads, count * tokens, head_dim]."""
+        by_channel = self.side == "k" and self.quantizer.keys_by_channel
+        cols = self.tokens if by_channel else self.head_dim
+        codes = unpack(self._by_block("codes"), self.settings.bits, cols)
+        codes = codes.swapaxes(-1, -2) if by_channel else codes
+        return codes.reshape(*codes.shape[:2], -1, self.head_dim)
 
     def _merge(self, rows: mx.array) -> mx.array:
         """Turn rows [batch, heads, count, rows, cols] into [batch, heads, tokens, head_dim]."""
         x = rows.swapaxes(-1, -2) if self.side == "k" else rows
         return x.reshape(*x.shape[:2], -1, self.head_dim)
 
-    def _seen(self, name: str, bits: int) -> mx.array:
-        """Return a stored side term as fp32, off its grid if it has one."""
-        value = self._by_block(name)
-        if f"{name}_grid" not in self.arrays:
-            return value.astype(mx.float32)
-        if bits < 16 and name in ("left", "right"):
-            value = unpack(value, bits, self.tokens if name == "left" else self.head_dim)
-        grid = self.arrays[f"{name}_grid"].astype(mx.float32)
-        return value.astype(mx.float32) * grid[..., 0] + grid[..., 1]
+    def _factor(self, name: str, length: int) -> mx.array:
+        """Return Lᵀ or R, rows of ``length``, as fp32 and off its grid if it has one."""
+        arrays, bits = self.arrays, self.settings.factor_bits
+        if bits < 16:
+            arrays = {**arrays, name: unpack(arrays[name], bits, length)}
+        return off_grid(arrays, name)
 
     def ranges(self) -> tuple[mx.array, mx.array]:
-        """Return scale and zero in fp32, laid out beside the codes (blocks joined along tokens)."""
+        """Return scale and zero in fp32, laid out beside the codes (blocks joined along tokens).
+
+        Of `packed` blocks.
+        """
         found = []
         for name in ("scale", "zero"):
             if f"{name}_grid" not in self.arrays:
                 found.append(self.arrays[name].astype(mx.float32))
                 continue
-            by_block = self._seen(name, self.settings.scale_bits)
+            stored = (name, f"{name}_grid")
+            by_block = off_grid({n: self._by_block(n) for n in stored}, name)
             k = self.side == "k"
             found.append(by_block.swapaxes(2, 3).flatten(3) if k else by_block.flatten(2, 3))
         return found[0], found[1]
 
     def base(self) -> mx.array:
-        """Return Quant_b(X) in fp32 rows [batch, heads, count, rows, cols]."""
-        s, cols = self.settings, self._cols()
-        codes = unpack(self._by_block("codes"), s.bits, cols)
-        scale, zero = self._seen("scale", s.scale_bits), self._seen("zero", s.scale_bits)
-        return decode(codes, scale, zero, 0 if s.base == "vector" else s.group_size)
+        """Return Quant_b(X) in fp32 rows [batch, heads, count, rows, cols], K transposed."""
+        base = self.quantizer
+        arrays = {n: self._by_block(n) for n in base.layout(self.side) if n in self.arrays}
+        rows = base.read(arrays, self.side, self.settings, self.tokens, self.head_dim)
+        across = self.side == "k" and not base.keys_by_channel
+        return rows.swapaxes(-1, -2) if across else rows
 
     def low_rank(self) -> tuple[mx.array, mx.array] | None:
         """Return Lᵀ [batch, heads, count, r, tokens] and R [..., r, head_dim] in fp32, or None."""
         if "left" not in self.arrays:
             return None
-        bits = self.settings.factor_bits
-        return self._seen("left", bits), self._seen("right", bits)
+        return self._factor("left", self.tokens), self._factor("right", self.head_dim)
 
     def outliers(self) -> tuple[mx.array, mx.array] | None:
         """Return places and fp32 values of S per vector (or per head, port order), or None."""

@@ -8,15 +8,18 @@ arrays). stored = accounted + buffer. This module imports no MLX.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from gear.bases import load_base
 from gear.config import LayerSettings, SettingError, SideSettings
 
 TERMS = ("codes", "scales", "lowrank", "outliers")
 
 
-def _words(n: int, bits: int) -> int:
-    """uint32 words of n packed codes."""
+def packed_words(n: int, bits: int) -> int:
+    """Return the uint32 words that ``n`` codes of ``bits`` take: ceil(n * bits / 32)."""
     return -(-n * bits // 32)
 
 
@@ -47,40 +50,38 @@ def outlier_count(side: str, s: SideSettings, stage: str, tokens: int, head_dim:
 
 
 def block_terms(
-    side: str, s: SideSettings, stage: str, heads: int, tokens: int, head_dim: int, rank: int
-) -> dict[str, int]:
+    side: str, s: SideSettings, stage: str, heads: int, tokens: int, head_dim: int, rank: int,
+    picked: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, int]:  # fmt: skip
     """Return the accounted bytes of one block and batch row by term, all terms in fp16.
 
-    ``rank`` is the block's own (prefill, decode, or picked by energy), clamped here.
-    Formulas: K codes 4·D·ceil(N·b/32) a head, scales 4·D·G, low rank 2r(N+D), outliers
-    2k·D·(2+i); V with the axes exchanged; the vector base of V has one scale for all heads.
+    ``rank`` is the block's own (prefill, decode, or picked by energy), clamped here; ``picked`` as
+    of `Base.terms`, which has the formulas of codes and scales. K: low rank 2r(N+D) a head,
+    outliers 2k·D·(2+i); V with the axes exchanged.
     """
     rows, cols = (head_dim, tokens) if side == "k" else (tokens, head_dim)
-    codes = heads * 4 * rows * _words(cols, s.bits)
-    vector = s.base == "vector"
-    groups = 1 if vector else -(-cols // s.group_size)
-    scale_heads = 1 if vector and side == "v" else heads
-    scales = scale_heads * groups * (4 * rows if s.scale_bits == 16 else 2 * rows + 8)
+    base = load_base(s.base).terms(side, s, heads, tokens, head_dim, picked)
     r, n_and_d = min(rank, tokens, head_dim), tokens + head_dim
     if s.factor_bits == 16:
         lowrank = heads * 2 * r * n_and_d
     else:
         f = s.factor_bits
-        lowrank = heads * (4 * r * (_words(tokens, f) + _words(head_dim, f)) + 8 * r)
+        lowrank = heads * (4 * r * (packed_words(tokens, f) + packed_words(head_dim, f)) + 8 * r)
     count = outlier_count(side, s, stage, tokens, head_dim)
     flat = stage == "post_lowrank"
     index = _index_bytes(tokens * head_dim if flat else cols, flat=flat)
     outliers = heads * count * (index + s.outlier_bits // 8)
     if s.outlier_bits == 8 and count:
         outliers += heads * 2 * (1 if flat else rows)
-    return {"codes": codes, "scales": scales, "lowrank": lowrank, "outliers": outliers}
+    return {**base, "lowrank": lowrank, "outliers": outliers}
 
 
 def block_bytes(
-    side: str, s: SideSettings, stage: str, heads: int, tokens: int, head_dim: int, rank: int
-) -> int:
+    side: str, s: SideSettings, stage: str, heads: int, tokens: int, head_dim: int, rank: int,
+    picked: Mapping[str, int] = MappingProxyType({}),
+) -> int:  # fmt: skip
     """Return the accounted bytes of one block and batch row (see :func:`block_terms`)."""
-    return sum(block_terms(side, s, stage, heads, tokens, head_dim, rank).values())
+    return sum(block_terms(side, s, stage, heads, tokens, head_dim, rank, picked).values())
 
 
 def bits_per_element(
@@ -90,6 +91,12 @@ def bits_per_element(
     s = layer.k if side == "k" else layer.v
     size = block_bytes(side, s, layer.outlier_stage, heads, tokens, head_dim, rank)
     return 8 * size / (heads * tokens * head_dim)
+
+
+def refuse_shape(layer: LayerSettings, head_dim_k: int, head_dim_v: int, index: int) -> None:
+    """Raise where a base cannot take the head_dim of its side."""
+    for side, s, head_dim in (("k", layer.k, head_dim_k), ("v", layer.v, head_dim_v)):
+        load_base(s.base).check_shape(side, s, head_dim, f"layer {index}: gear.{side}.")
 
 
 def refuse_larger_than_fp16(

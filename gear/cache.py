@@ -18,7 +18,7 @@ from mlx_lm.models.cache import _BaseCache, create_attention_mask
 
 from gear.attention import Packed, attend
 from gear.block import Block
-from gear.bytes import CacheBytes, refuse_larger_than_fp16
+from gear.bytes import CacheBytes, refuse_larger_than_fp16, refuse_shape
 from gear.codec import compress_pair
 from gear.config import LayerSettings
 from gear.exact_tokens import ExactTokens
@@ -90,7 +90,7 @@ class GearCache(_BaseCache):
             batch, _, _, head_dim = exact["kv".index(side)].shape
         else:
             block = getattr(self.segments[0], side)
-            batch, head_dim = next(iter(block.arrays.values())).shape[0], block.head_dim
+            batch, head_dim = block.batch, block.head_dim
         shape = (batch, self.heads, self.offset, head_dim)
         return Packed(shape, getattr(mx, self.dtype_name), attention)
 
@@ -134,8 +134,9 @@ class GearCache(_BaseCache):
             self._check_cost(keys, values)
 
     def _check_cost(self, keys: mx.array, values: mx.array) -> None:
-        """Refuse, at the first call, blocks that would cost as much as fp16."""
+        """Refuse, at the first call, blocks that do not fit or would cost as much as fp16."""
         shape = keys.shape[1], keys.shape[3], values.shape[3]
+        refuse_shape(self.settings, *shape[1:], self.layer)
         refuse_larger_than_fp16(self.settings, *shape, self.layer)
 
     # -- reading ---------------------------------------------------------------------------
@@ -193,8 +194,7 @@ class GearCache(_BaseCache):
                     out.generated += size
                 for term, held in block.terms().items():
                     out.terms[term] += held
-                batch = block.arrays["codes"].shape[0]
-                out.fp16 += 2 * batch * self.heads * segment.valid * block.head_dim
+                out.fp16 += 2 * block.batch * self.heads * segment.valid * block.head_dim
         out.fp16 += out.buffer
         return out
 

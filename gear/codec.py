@@ -14,11 +14,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from gear.block import TOKEN_ARRAYS, Block, product
+from gear.bases import load_base
+from gear.block import Block, product
+from gear.coarse import store_grid
 from gear.config import LayerSettings, SideSettings
 from gear.errors import NonFiniteError
 from gear.lowrank import low_rank
 from gear.outliers import (
+    Rows,
     filled,
     index_dtype,
     largest_places,
@@ -31,50 +34,20 @@ from gear.placement import on_cpu, release
 from gear.precision import (
     Store,
     Terms,
-    grid_needs_fp32,
     narrowed,
     scale_needs_fp32,
     values_need_fp32,
-    zero_needs_fp32,
 )
-from gear.quantize import BASES, decode, encode, step
 
-
-def _store_grid(
-    store: Store, name: str, x: mx.array, bits: int, axis: int
-) -> tuple[mx.array, mx.array]:
-    """Store x's grid over ``axis`` as ``name``_grid; return codes and the values they mean."""
-    low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
-    scale = step(low, high, bits)
-    wide = grid_needs_fp32(scale, low)
-    grid = store.add(f"{name}_grid", mx.stack([scale, low], axis=-1), wide[..., None])
-    scale, low = grid[..., 0], grid[..., 1]
-    codes = encode(x, scale, low, bits)
-    return codes, decode(codes, scale, low)
-
-
-def _store_ranges(
-    store: Store, scale: mx.array, zero: mx.array, scale_bits: int
-) -> tuple[mx.array, mx.array]:
-    """Store scale and zero [batch, heads, rows, groups]; return the values a reader sees.
-
-    8 bits: one grid per head and group index, over the rows.
-    """
-    if scale_bits == 16:
-        scale = store.add("scale", scale, scale_needs_fp32(scale))
-        return scale, store.add("zero", zero, zero_needs_fp32(zero, scale))
-    codes, seen_scale = _store_grid(store, "scale", scale, 8, axis=-2)
-    store.add("scale", codes, None)
-    codes, seen_zero = _store_grid(store, "zero", zero, 8, axis=-2)
-    store.add("zero", codes, None)
-    return seen_scale, seen_zero
+_SMALL = 1 << 20
+"""Entries up to which a GPU takes a block of K and one of V at once: it waits for launches."""
 
 
 def _store_factor(store: Store, name: str, rows: mx.array, bits: int) -> mx.array:
     """Store L (as Lᵀ) or R, rows [batch, heads, r, n]; return the values a reader sees."""
     if bits == 16:
         return store.add(name, rows, values_need_fp32(rows))
-    codes, seen = _store_grid(store, name, rows, bits, axis=-1)
+    codes, seen = store_grid(store, name, rows, bits, axis=-1)
     store.add(name, pack(codes, bits), None)
     return seen
 
@@ -99,22 +72,12 @@ def _store_outliers(store: Store, rest: mx.array, places: mx.array, bits: int) -
 def _store_base(
     store: Store, rows: mx.array, places: mx.array | None, side: str, settings: SideSettings
 ) -> mx.array:
-    """Store codes, scales and zeros of rows; return what the base leaves, rows - base."""
-    batch, heads, n_rows, cols = rows.shape
-    vector = settings.base == "vector"
-    view, outliers = rows, places
-    if vector and side == "v":  # one group per token over the channels of all heads
-        view = rows.swapaxes(1, 2).reshape(batch, 1, n_rows, heads * cols)
-        if places is not None:
-            first = mx.arange(0, heads * cols, cols, dtype=mx.uint32)[:, None, None]
-            outliers = (places + first).swapaxes(1, 2).reshape(batch, 1, n_rows, -1)
-    group = view.shape[-1] if vector else settings.group_size
-    ranges = BASES[settings.base](view, outliers, group, settings.bits, settings.clip)
-    scale, zero = _store_ranges(store, *ranges, settings.scale_bits)
-    along = 0 if vector else group
-    codes = filled(encode(rows, scale, zero, settings.bits, along), places, 0)
-    store.add("codes", pack(codes, settings.bits), None)
-    return rows - decode(codes, scale, zero, along)
+    """Store the base of rows; return what it leaves, rows - base."""
+    base = load_base(settings.base)
+    across = side == "k" and not base.keys_by_channel
+    x = rows.swapaxes(-1, -2) if across else rows
+    seen = base.store(store, Rows(x, side, places, across), settings)
+    return rows - (seen.swapaxes(-1, -2) if across else seen)
 
 
 def _store_low_rank(
@@ -181,6 +144,54 @@ def _compiled(recipe: _Recipe) -> tuple[Callable[..., Any], Callable[..., _Graph
     return mx.compile(recipe.search), mx.compile(recipe.terms)
 
 
+@dataclass(frozen=True)
+class _Pending:
+    """A block on its way: the exact tokens, the recipe and its graph, maybe not evaluated."""
+
+    exact: mx.array
+    recipe: _Recipe
+    layer: int
+    graph: _Graph
+
+    def block(self) -> Block:
+        """Return the block. Errors: `NonFiniteError` where a NaN or inf is in it."""
+        _evaluate(self)
+        recipe, (arrays, narrow, wide, finite) = self.recipe, self.graph
+        arrays = narrowed(arrays, narrow, wide)
+        if not finite.item():
+            raise NonFiniteError.found(self.exact, recipe.side, self.layer)
+        layout = load_base(recipe.settings.base).layout(recipe.side)
+        for name in arrays:
+            if name not in layout or layout[name].joined is None:
+                arrays[name] = arrays[name][:, :, None]
+        used = arrays["right"].shape[3] if "right" in arrays else 0
+        tokens, head_dim = self.exact.shape[-2:]
+        return Block(recipe.side, recipe.settings, tokens, head_dim, used, 1, arrays)
+
+
+def _evaluate(*pending: _Pending) -> None:
+    """Evaluate the graphs of several blocks at once."""
+    mx.eval([p.graph for p in pending])
+
+
+def _begin(
+    x: mx.array, side: str, settings: SideSettings, shared: LayerSettings, rank: int | None,
+    layer: int,
+) -> _Pending:  # fmt: skip
+    """Return a block on its way; a large one's search is over, and what it needed freed."""
+    if x.ndim != 4 or 0 in x.shape:
+        raise ValueError(f"x: must be a non-empty [batch, heads, tokens, head_dim], got {x.shape}.")
+    exact, recipe = x.astype(mx.float32), _Recipe(side, settings, shared, rank)
+    search, terms = (recipe.search, recipe.terms) if on_cpu() else _compiled(recipe)
+    if not load_base(settings.base).graph:
+        terms = recipe.terms
+    rows, places = search(exact)
+    if on_cpu() or x.size > _SMALL:
+        mx.eval(rows, places)
+        mx.synchronize()  # what the search needed is freed before the terms are made
+    return _Pending(exact, recipe, layer, terms(rows, places))
+
+
 def compress(
     x: mx.array, side: str, settings: SideSettings, shared: LayerSettings, rank: int | None,
     layer: int = -1,
@@ -190,24 +201,7 @@ def compress(
     ``side`` is "k" or "v"; ``rank`` the prefill or decode rank. Errors: ``ValueError`` for a wrong
     shape; `NonFiniteError` (layer, head, count) for NaN or inf in ``x``.
     """
-    if x.ndim != 4 or 0 in x.shape:
-        raise ValueError(f"x: must be a non-empty [batch, heads, tokens, head_dim], got {x.shape}.")
-    tokens, head_dim = x.shape[-2:]
-    exact, recipe = x.astype(mx.float32), _Recipe(side, settings, shared, rank)
-    search, terms = (recipe.search, recipe.terms) if on_cpu() else _compiled(recipe)
-    rows, places = search(exact)
-    mx.eval(rows, places)
-    mx.synchronize()  # what the search needed is freed before the terms are made
-    arrays, narrow, wide, finite = terms(rows, places)
-    mx.eval(finite, list(arrays.values()), list(narrow.values()), list(wide.values()))
-    arrays = narrowed(arrays, narrow, wide)
-    if not finite.item():
-        raise NonFiniteError.found(exact, side, layer)
-    for name in arrays:
-        if name not in TOKEN_ARRAYS:
-            arrays[name] = arrays[name][:, :, None]
-    used = arrays["right"].shape[3] if "right" in arrays else 0
-    return Block(side, settings, tokens, head_dim, used, 1, arrays)
+    return _begin(x, side, settings, shared, rank, layer).block()
 
 
 def compress_pair(
@@ -216,7 +210,10 @@ def compress_pair(
     """Compress exact K and V of the same tokens at their prefill or decode ranks."""
     k, v = settings.k, settings.v
     rank_k, rank_v = (k.rank, v.rank) if prefill else (k.rank_decode, v.rank_decode)
-    return (
-        compress(keys, "k", k, settings, rank_k, layer),
-        compress(values, "v", v, settings, rank_v, layer),
-    )
+    of_k = keys, "k", k, settings, rank_k, layer
+    of_v = values, "v", v, settings, rank_v, layer
+    if on_cpu() or keys.size > _SMALL:  # one after the other: the peak is one side's
+        return compress(*of_k), compress(*of_v)
+    pending = _begin(*of_k), _begin(*of_v)
+    _evaluate(*pending)
+    return pending[0].block(), pending[1].block()

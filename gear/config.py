@@ -6,23 +6,18 @@ and nothing of arrays: it imports no MLX, so the parent process of a sweep may u
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-BASES = ("grouped", "vector", "affine_mlx")
+from gear.bases import BASES, Options, load_base
+from gear.calibration import reference
+from gear.checks import SettingError, check_fraction, check_integer, check_one_of
+
 SOLVERS = ("power", "gram", "svd")
 OUTLIER_STAGES = ("pre_quant", "post_lowrank")
 ENERGIES = ("squared", "nuclear")
 ATTENDS = ("exact", "compressed")
-
-
-class SettingError(ValueError):
-    """An unusable setting: the text names field, value, what is allowed and a next step."""
-
-    def __init__(self, name: str, value: object, allowed: str, hint: str = "") -> None:
-        self.name, self.value = name, value
-        super().__init__(f"{name}={value!r}: must be {allowed}.{' ' + hint if hint else ''}")
 
 
 @dataclass
@@ -39,6 +34,7 @@ class SideConfig:
     outlier_bits: int | None = None
     scale_bits: int | None = None
     clip: bool | None = None
+    base_options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,11 +55,15 @@ class GearConfig:
     bits: int = 2
     """Bits per code of the base, 1..8."""
     base: str = "grouped"
-    """Quantizer of the base: grouped (KIVI's groups), vector (KCVT), affine_mlx (mx.quantize)."""
+    """Quantizer of the base: grouped (KIVI's groups), vector (KCVT), affine_mlx (mx.quantize), or
+    a method of the tables by its name (per_token)."""
+    base_options: dict[str, Any] = field(default_factory=dict)
+    """The base's own options, where it has some: '+gear.base_options={NAME: value}'."""
     group_size: int = 64
     """Entries that share a scale: tokens for K, channels for V."""
     n_b: int | None = None
-    """Tokens of a decode block (streaming buffer); null = max(64, group_size), 20 for vector."""
+    """Tokens of a decode block (streaming buffer); null = what K's base asks for: grouped
+    max(64, group_size), vector 20."""
     rank: int | None = 4
     """Rank of L·R in prefill blocks; 0 = no low-rank term, null = by energy_threshold."""
     rank_decode: int = 2
@@ -123,6 +123,26 @@ class SideSettings:
     outlier_bits: int
     scale_bits: int
     clip: bool
+    base_options: Options = ()
+    """Every option of the base with its value, by name."""
+
+    def option(self, name: str) -> Any:
+        """Return the value of one of the base's options."""
+        return dict(self.base_options)[name]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> SideSettings:
+        """Return the settings of plain values, as `LayerSettings.as_dict` gives them."""
+        options = values.get("base_options", {})
+        held = {n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}
+        return cls(**{**values, "base_options": tuple(sorted(held.items()))})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values; base_options only where there are some."""
+        values = asdict(self)
+        options = {n: [*v] if isinstance(v, tuple) else v for n, v in self.base_options}
+        del values["base_options"]
+        return {**values, "base_options": options} if options else values
 
 
 @dataclass(frozen=True)
@@ -146,41 +166,18 @@ class LayerSettings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain values, for records and keys."""
-        return asdict(self)
+        return {**asdict(self), "k": self.k.as_dict(), "v": self.v.as_dict()}
 
 
 _SIDE_NAMES = tuple(f.name for f in fields(SideSettings))
+_PLAIN_NAMES = tuple(name for name in _SIDE_NAMES if name != "base_options")
 _SHARED_NAMES = tuple(f.name for f in fields(LayerSettings) if f.name not in ("k", "v", "n_b"))
 
 
-def check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Refuse anything but an int (bool excluded) within [low, high]."""
-    allowed = f"an integer of at least {low}" if high is None else f"an integer in [{low}, {high}]"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise SettingError(name, value, allowed)
-    if value < low or (high is not None and value > high):
-        raise SettingError(name, value, allowed)
-
-
-def check_fraction(name: str, value: object, hint: str = "") -> None:
-    """Refuse anything but a finite number in [0, 1]."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SettingError(name, value, "a number in [0, 1]", hint)
-    if not 0 <= value <= 1:
-        raise SettingError(name, value, "a number in [0, 1]", hint)
-
-
-def check_one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
-    """Refuse a value that is not one of ``allowed`` (1 is not True here)."""
-    if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
-        raise SettingError(name, value, "one of " + ", ".join(map(str, allowed)))
-
-
-def _check_side(side: SideSettings, where: str) -> None:
-    """Validate one side's values; ``where`` is the prefix of the field's name in errors."""
+def _check_side(name: str, side: SideSettings, where: str) -> None:
+    """Validate the values of side ``name``; ``where`` is the field's prefix in errors."""
     check_integer(f"{where}bits", side.bits, 1, 8)
     check_integer(f"{where}group_size", side.group_size, 1)
-    check_one_of(f"{where}base", side.base, BASES)
     if side.rank is not None:
         check_integer(f"{where}rank", side.rank, 0)
     check_integer(f"{where}rank_decode", side.rank_decode, 0)
@@ -189,36 +186,52 @@ def _check_side(side: SideSettings, where: str) -> None:
     check_one_of(f"{where}outlier_bits", side.outlier_bits, (16, 8))
     check_one_of(f"{where}scale_bits", side.scale_bits, (16, 8))
     check_one_of(f"{where}clip", side.clip, (True, False))
-    if side.base == "affine_mlx":
-        check_one_of(f"{where}group_size", side.group_size, (32, 64, 128))
-        check_one_of(f"{where}bits", side.bits, (2, 3, 4, 5, 6, 8))
-        if side.clip or side.scale_bits != 16:
-            raise SettingError(
-                f"{where}base", side.base, "grouped or vector with clip or scale_bits=8",
-                "mx.quantize chooses its own range and stores 16-bit scales.",
-            )  # fmt: skip
+    base = load_base(side.base)
+    base.check_common(side, where)
+    base.check(name, side, where)
 
 
-def _side(config: GearConfig, *overrides: SideConfig) -> SideSettings:
-    """Fill one side: the common value, then each override that is set, later ones winning."""
-    values = {name: getattr(config, name) for name in _SIDE_NAMES}
+def _side(
+    config: GearConfig, side: str, where: str, layer: int, *overrides: SideConfig
+) -> SideSettings:
+    """Fill a side: the common value, then each override that is set, later ones winning.
+
+    ``side`` is "k", "v", or "" for what both have in common. Another base does not get the options
+    that were meant for the one before it.
+    """
+    values: dict[str, Any] = {name: getattr(config, name) for name in _SIDE_NAMES}
     for override in overrides:
-        values.update({n: v for n in _SIDE_NAMES if (v := getattr(override, n)) is not None})
-    return SideSettings(**values)
+        if override.base not in (None, values["base"]):
+            values["base_options"] = {}
+        values.update({n: v for n in _PLAIN_NAMES if (v := getattr(override, n)) is not None})
+        values["base_options"] = {**values["base_options"], **override.base_options}
+    check_one_of(f"{where}base", values["base"], tuple(BASES))
+    options = dict(load_base(values["base"]).options(values["base_options"], where))
+    if path := options.get("calibration"):
+        options["calibration"] = reference(path, layer, side, f"{where}base_options.calibration")
+    settings = SideSettings(**{**values, "base_options": tuple(options.items())})
+    _check_side(side, settings, where)
+    return settings
 
 
-def _block_tokens(config: GearConfig, keys: list[SideSettings]) -> int:
-    """Return n_b: as given, else by the base of K; it must hold whole token groups."""
+def _block_tokens(config: GearConfig, sides: list[tuple[SideSettings, SideSettings]]) -> int:
+    """Return n_b: as given, else by the base of K; it must be one that both sides can use."""
     n_b = config.n_b
     if n_b is None:
-        n_b = max(20 if k.base == "vector" else max(64, k.group_size) for k in keys)
+        least = (load_base(v.base).least_block(v) for _, v in sides)
+        n_b = max(*(load_base(k.base).default_block(k) for k, _ in sides), *least)
     check_integer("gear.n_b", n_b, 1)
-    for k in keys:
-        if k.base != "vector" and n_b % k.group_size:
-            raise SettingError(
-                "gear.n_b", n_b, f"a multiple of K's group_size {k.group_size}",
-                "K is grouped along tokens, so a block must hold whole groups.",
-            )  # fmt: skip
+    for pair in sides:
+        for kind, side in zip("kv", pair, strict=True):
+            base = load_base(side.base)
+            check_integer("gear.n_b", n_b, base.least_block(side))
+            unit = base.unit(kind, side)
+            if n_b % unit:
+                raise SettingError(
+                    "gear.n_b", n_b, f"a multiple of {unit}",
+                    f"{kind.upper()} of base={side.base} is grouped along tokens (group_size "
+                    f"{side.group_size}), so a block must hold whole groups.",
+                )  # fmt: skip
     return n_b
 
 
@@ -238,30 +251,16 @@ def resolve(config: GearConfig, n_layers: int) -> list[LayerSettings]:
     check_one_of("gear.outlier_stage", config.outlier_stage, OUTLIER_STAGES)
     check_one_of("gear.attend", config.attend, ATTENDS)
     check_one_of("gear.allow_larger_than_fp16", config.allow_larger_than_fp16, (True, False))
-    _check_side(_side(config), "gear.")
+    _side(config, "", "gear.", 0)
     for index in config.by_layer:
         check_integer("gear.by_layer", index, 0, n_layers - 1)
     sides = []
     for index in range(n_layers):
         layer = config.by_layer.get(index, LayerConfig())
-        k, v = _side(config, config.k, layer.k), _side(config, config.v, layer.v)
         prefix = f"gear.by_layer.{index}." if index in config.by_layer else "gear."
-        _check_side(k, prefix + "k.")
-        _check_side(v, prefix + "v.")
+        k = _side(config, "k", prefix + "k.", index, config.k, layer.k)
+        v = _side(config, "v", prefix + "v.", index, config.v, layer.v)
         sides.append((k, v))
-    n_b = _block_tokens(config, [k for k, _ in sides])
+    n_b = _block_tokens(config, sides)
     shared = {name: getattr(config, name) for name in _SHARED_NAMES}
     return [LayerSettings(k=k, v=v, n_b=n_b, **shared) for k, v in sides]
-
-
-def with_switches(config: GearConfig, **fixed: Any) -> GearConfig:
-    """Return ``config`` with ``fixed`` values forced, overrides by side and layer included.
-
-    This is how ``kivi`` or ``gear_l`` are GEAR's own numbers with a term switched off.
-    """
-
-    def force(side: SideConfig) -> SideConfig:
-        return replace(side, **dict.fromkeys(fixed))
-
-    layers = {i: LayerConfig(k=force(c.k), v=force(c.v)) for i, c in config.by_layer.items()}
-    return replace(config, **fixed, k=force(config.k), v=force(config.v), by_layer=layers)

@@ -92,6 +92,8 @@ def _fits(queries: mx.array, k: Block, v: Block) -> bool:
     """Say whether shapes and settings are among those the kernel is written for."""
     if queries.ndim != 4 or queries.shape[2] != 1 or queries.dtype not in _FLOATS:
         return False
+    if not (k.packed and v.packed):
+        return False
     group, rest = divmod(queries.shape[1], k.arrays["codes"].shape[1])
     if rest or not 1 <= group <= _MOST_HEADS:
         return False

@@ -9,6 +9,7 @@ Ties are broken as one stable ascending sort would, so a result never depends on
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -113,3 +114,22 @@ def filled(x: mx.array, places: mx.array | None, value: float) -> mx.array:
     if places is None:
         return x
     return mx.put_along_axis(x, places, mx.array(value, x.dtype), axis=-1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One side of a block as its base sees it, and what of it S takes."""
+
+    x: mx.array
+    """fp32 [batch, heads, rows, cols]: V, and K unless transposed, is [.., tokens, head_dim]."""
+    side: str = "v"
+    places: mx.array | None = None
+    """Where the outliers of each vector stand, [batch, heads, vectors, 2k], or None."""
+    across: bool = False
+    """The vectors are x's columns (K by token), not its rows."""
+
+    def filled(self, like: mx.array, value: float) -> mx.array:
+        """Return ``like``, shaped as x, with ``value`` at the places of the outliers."""
+        if self.places is None or not self.across:
+            return filled(like, self.places, value)
+        return filled(like.swapaxes(-1, -2), self.places, value).swapaxes(-1, -2)

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-
-def packed_words(n: int, bits: int) -> int:
-    """Return the number of uint32 words that ``n`` codes take: ceil(n * bits / 32)."""
-    return -(-n * bits // 32)
+from gear.bytes import packed_words
 
 
 def _pad_last(x: mx.array, multiple: int) -> mx.array:
@@ -58,3 +55,8 @@ def unpack(words: mx.array, bits: int, n: int) -> mx.array:
         upper = mx.left_shift(mx.take(grouped, high, axis=-1), left)
         codes = (codes | mx.where(spans, upper, 0)) & mask
     return codes.reshape(*words.shape[:-1], -1)[..., :n].astype(mx.uint8)
+
+
+def cut_packed(words: mx.array, bits: int, start: int, stop: int) -> mx.array:
+    """Return the words of codes ``start`` (a multiple of 32) to ``stop``."""
+    return words[..., start * bits // 32 : -(-stop * bits // 32)]

@@ -29,7 +29,7 @@ def fits(segment: Segment) -> bool:
         s = block.settings
         cols = block.tokens if block.side == "k" else block.head_dim
         plain = s.base != "vector" and s.group_size in (32, 64, 128) and s.bits != 7
-        return "codes" in block.arrays and plain and cols % s.group_size == 0
+        return block.packed and plain and cols % s.group_size == 0
 
     return reads(segment.k) and reads(segment.v)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from gear.config import check_fraction, check_integer, check_one_of
 from gear.errors import NonFiniteError
-from gear.outliers import largest_places
+from gear.outliers import Rows, largest_places
 from gear.precision import (
     Store,
     cast,
@@ -108,7 +108,7 @@ def quantize_base(
     width, length = rows.shape[2:]
     groups = -(-length // group_size)
     if x.size:
-        scale, zero = min_max(rows, None, group_size, bits, clip=False)
+        scale, zero = min_max(Rows(rows), group_size, bits, clip=False)
     else:
         scale = zero = mx.zeros((1, 1, width, groups))
     store = Store()

@@ -55,6 +55,16 @@ class ExactBlock(Block):
         arrays = {"exact": mx.contiguous(x)}
         return cls("v", settings.v, x.shape[2], x.shape[3], rank=0, count=1, arrays=arrays)
 
+    @property
+    def packed(self) -> bool:
+        """Whether there are codes."""
+        return False
+
+    @property
+    def cut_unit(self) -> int | None:
+        """Where a block may be cut: nowhere, exact tokens are no load to a tile."""
+        return None
+
     def terms(self) -> dict[str, int]:
         """Return the bytes at 2 an element, whatever the dtype."""
         return {"exact": 2 * self.arrays["exact"].size}
@@ -128,8 +138,7 @@ class PortCache(GearCache):
             terms = block.terms()
             total += sum(terms.values())
             base += sum(terms.get(name, 0) for name in ("codes", "scales", "exact"))
-            batch = next(iter(block.arrays.values())).shape[0]
-            fp16 += 2 * batch * self.heads * segment.valid * block.head_dim
+            fp16 += 2 * block.batch * self.heads * segment.valid * block.head_dim
         return total, base, fp16
 
     @property
@@ -227,6 +236,7 @@ class BatchPortCache(BatchGearCache):
 
     def _restore(self, state: list[Any]) -> None:
         self._pads, self._left = json.loads(state[0])
+        self._together = None
         self.rows = [PortCache.from_state(s) for s in state[1:]]
 
     state = BatchGearCache.state.setter(_restore)

@@ -2,24 +2,18 @@
 
     scale = (max - min) / (2^b - 1),  zero = min,  code = round((x - zero) / scale) in 0..2^b - 1
 
-A quantizer works on rows [batch, heads, rows, cols] whose groups run along ``cols``: K arrives
-transposed (a row is one channel over the block's tokens), V as it is (a row is one token over a
-head's channels). Outliers, given by their places [batch, heads, rows, 2k] in each row, take no
-part in a group's range and get code 0. A base is a function ``(x, outliers, group, bits, clip) ->
-(scale, zero)``, each [batch, heads, rows, groups]; rounding, codes and storage are the same for
-all (codec.py).
+It works on `Rows` whose groups run along ``cols``: K of the grouped bases arrives transposed (a row
+is one channel over the block's tokens), V as it is (a row is one token over a head's channels).
+Outliers take no part in a group's range and get code 0. `min_max` and `affine_mlx` choose scale and
+zero, each [batch, heads, rows, groups]; rounding, codes and storage are the same (grids.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import mlx.core as mx
 
-from gear.outliers import filled
+from gear.outliers import Rows
 from gear.placement import release
-
-Ranges = Callable[[mx.array, mx.array | None, int, int, bool], tuple[mx.array, mx.array]]
 
 _NO_SCALE = 1e-37  # a smaller scale has no finite inverse in fp32; its group is as good as constant
 CLIP_FACTORS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
@@ -33,11 +27,11 @@ def _grouped(x: mx.array, group: int, fill: float) -> mx.array:
     return x.reshape(*x.shape[:-1], -1, group)
 
 
-def _range(x: mx.array, outliers: mx.array | None, group: int) -> tuple[mx.array, mx.array]:
+def _range(rows: Rows, group: int) -> tuple[mx.array, mx.array]:
     """Return min and max of each group without its outliers; 0 and 0 where nothing is left."""
     inf = float("inf")
-    low = _grouped(filled(x, outliers, inf), group, inf).min(axis=-1)
-    high = _grouped(filled(x, outliers, -inf), group, -inf).max(axis=-1)
+    low = _grouped(rows.filled(rows.x, inf), group, inf).min(axis=-1)
+    high = _grouped(rows.filled(rows.x, -inf), group, -inf).max(axis=-1)
     empty = low > high
     return mx.where(empty, 0, low), mx.where(empty, 0, high)
 
@@ -79,15 +73,15 @@ def step(low: mx.array, high: mx.array, bits: int) -> mx.array:
 
 
 def _shrunk(
-    x: mx.array, outliers: mx.array | None, group: int, bits: int, low: mx.array, high: mx.array
+    rows: Rows, group: int, bits: int, low: mx.array, high: mx.array
 ) -> tuple[mx.array, mx.array]:
     """Shrink each range about its centre by the factor of CLIP_FACTORS with least squared error."""
     centre, half = low / 2 + high / 2, high / 2 - low / 2
     best_error, best = None, mx.ones_like(low)
     for factor in CLIP_FACTORS:
         scale, zero = half * (2 * factor / (2**bits - 1)), centre - factor * half
-        miss = decode(encode(x, scale, zero, bits, group), scale, zero, group) - x
-        miss = filled(miss, outliers, 0)
+        codes = encode(rows.x, scale, zero, bits, group)
+        miss = rows.filled(decode(codes, scale, zero, group) - rows.x, 0)
         error = _grouped(miss * miss, group, 0).sum(axis=-1)
         better = error < (error + 1 if best_error is None else best_error)
         best = mx.where(better, factor, best)
@@ -96,34 +90,28 @@ def _shrunk(
     return centre - best * half, centre + best * half
 
 
-def min_max(
-    x: mx.array, outliers: mx.array | None, group: int, bits: int, clip: bool
-) -> tuple[mx.array, mx.array]:
-    """Return scale and zero [batch, heads, rows, groups] of the grouped and vector bases."""
-    low, high = _range(x, outliers, group)
+def min_max(rows: Rows, group: int, bits: int, clip: bool) -> tuple[mx.array, mx.array]:
+    """Return scale and zero [batch, heads, rows, groups] of the min/max bases."""
+    low, high = _range(rows, group)
     if clip:
-        low, high = _shrunk(x, outliers, group, bits, low, high)
+        low, high = _shrunk(rows, group, bits, low, high)
     return step(low, high, bits), low
 
 
-def affine_mlx(
-    x: mx.array, outliers: mx.array | None, group: int, bits: int, clip: bool
-) -> tuple[mx.array, mx.array]:
+def affine_mlx(rows: Rows, group: int, bits: int) -> tuple[mx.array, mx.array]:
     """Return scale and zero as `mx.quantize` chooses them: its grid always represents 0.
 
     Errors: ``ValueError`` where ``cols`` is not a multiple of ``group`` (mx.quantize refuses it).
     """
+    x, outliers = rows.x, rows.places
     if x.shape[-1] % group:
         raise ValueError(
             f"gear.base='affine_mlx': {x.shape[-1]} entries along the grouped axis are not a "
             f"multiple of group_size={group}; use base=grouped, which allows a short last group."
         )
     if outliers is not None:
-        low, _ = _range(x, outliers, group)
+        low, _ = _range(rows, group)
         harmless = mx.take_along_axis(low, outliers // group, axis=-1)
         x = mx.put_along_axis(x, outliers, harmless, axis=-1)
     _, scale, zero = mx.quantize(x, group_size=group, bits=bits)
     return scale, zero
-
-
-BASES: dict[str, Ranges] = {"grouped": min_max, "vector": min_max, "affine_mlx": affine_mlx}

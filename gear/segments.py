@@ -63,9 +63,9 @@ class Segment:
 
 def accounted_bytes(block: Block, stage: str, heads: int) -> int:
     """Return a block's bytes by the closed form, with its fp32 terms counted as what they are."""
-    batch = block.arrays["codes"].shape[0]
     one = block_bytes(
-        block.side, block.settings, stage, heads, block.tokens, block.head_dim, block.rank
-    )
+        block.side, block.settings, stage, heads, block.tokens, block.head_dim, block.rank,
+        block.quantizer.picked(block.arrays),
+    )  # fmt: skip
     wide = sum(a.nbytes // 2 for a in block.arrays.values() if a.dtype == mx.float32)
-    return one * batch * block.count + wide
+    return one * block.batch * block.count + wide

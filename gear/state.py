@@ -32,7 +32,9 @@ def dump(cache: GearCache) -> list[Any]:
 
     def block(b: Block) -> dict[str, Any]:
         arrays.extend(b.arrays.values())
-        return {
+        usual = b.settings == getattr(cache.settings, b.side)
+        own = {} if usual else {"settings": b.settings.as_dict()}
+        return own | {
             "tokens": b.tokens, "head_dim": b.head_dim, "rank": b.rank, "count": b.count,
             "arrays": list(b.arrays),
         }  # fmt: skip
@@ -75,7 +77,8 @@ def restore(cache: GearCache, state: list[Any]) -> None:
 
     def block(side: str, saved: dict[str, Any]) -> Block:
         names = saved.pop("arrays")
-        settings: SideSettings = getattr(cache.settings, side)
+        own = saved.pop("settings", None)
+        settings: SideSettings = SideSettings.of(own) if own else getattr(cache.settings, side)
         held = {name: next(arrays) for name in names}
         return Block(side=side, settings=settings, arrays=held, **saved)
 
@@ -90,7 +93,7 @@ def restore(cache: GearCache, state: list[Any]) -> None:
 
 def _settings(saved: dict[str, Any]) -> LayerSettings:
     """Rebuild the settings of a layer from plain values."""
-    sides = {side: SideSettings(**saved.pop(side)) for side in ("k", "v")}
+    sides = {side: SideSettings.of(saved.pop(side)) for side in ("k", "v")}
     return LayerSettings(**sides, **saved)
 
 
@@ -99,6 +102,7 @@ def load_prompt_cache(file_name: str | Path, return_metadata: bool = False) -> A
 
     mlx-lm looks cache classes up in its own module only; they are shown to it for this one call.
     """
+    from gear.age_tiers import AgeTieredCache, BatchAgeTieredCache
     from gear.batch import BatchGearCache
     from gear.cache import GearCache
     from gear.exact import ExactCache
@@ -107,6 +111,7 @@ def load_prompt_cache(file_name: str | Path, return_metadata: bool = False) -> A
 
     classes = (
         GearCache, BatchGearCache, PortCache, BatchPortCache, ExactCache, MlxQuantizedCache,
+        AgeTieredCache, BatchAgeTieredCache,
     )  # fmt: skip
     ours = {c.__name__: c for c in classes}
     with patch.dict(vars(mlx_lm_cache), ours):

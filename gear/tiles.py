@@ -13,15 +13,18 @@ from dataclasses import replace
 import mlx.core as mx
 
 from gear.block import Block
+from gear.pack import cut_packed
 from gear.segments import Segment
 
 _WORD_BITS = 32
 
 
-def _step(segment: Segment, tokens: int) -> int:
-    """Return where a block may be cut: a multiple of whole words and token groups."""
-    k = segment.k.settings
-    unit = math.lcm(_WORD_BITS, 1 if k.base == "vector" else k.group_size)
+def _step(segment: Segment, tokens: int) -> int | None:
+    """Return where a block may be cut, a multiple of whole words and groups; None: nowhere."""
+    k, v = segment.k.cut_unit, segment.v.cut_unit
+    if k is None or v is None:
+        return None
+    unit = math.lcm(_WORD_BITS, k, v)
     return max(tokens // unit, 1) * unit
 
 
@@ -42,7 +45,7 @@ def _parts(segment: Segment, tokens: int) -> Iterator[tuple[Block, Block]]:
     per_tile, step = max(tokens // size, 1), _step(segment, tokens)
     for block in range(0, k.count, per_tile):
         some = [side.some(block, min(block + per_tile, k.count)) for side in (k, v)]
-        if size <= tokens or "codes" not in v.arrays:  # V that the port keeps exact has no codes
+        if size <= tokens or step is None:
             yield some[0], some[1]
             continue
         for first in range(0, size, step):
@@ -55,25 +58,12 @@ def cut(block: Block, start: int, stop: int) -> Block:
 
     Outliers that lie elsewhere get the place behind the last one, which stands for none.
     """
-    s, arrays = block.settings, dict(block.arrays)
-    if block.side == "k":
-        words = slice(start * s.bits // _WORD_BITS, -(-stop * s.bits // _WORD_BITS))
-        arrays["codes"] = arrays["codes"][..., words]
-        if s.base != "vector":
-            groups = slice(start // s.group_size, -(-stop // s.group_size))
-            for name in ("scale", "zero"):
-                arrays[name] = arrays[name][..., groups]
-                if f"{name}_grid" in arrays:
-                    arrays[f"{name}_grid"] = arrays[f"{name}_grid"][..., groups, :]
-    else:
-        for name in ("codes", "scale", "zero"):
-            arrays[name] = arrays[name][..., start:stop, :]
+    s, arrays, base = block.settings, dict(block.arrays), block.quantizer
+    own = {n: arrays[n] for n in base.layout(block.side) if n in arrays}
+    arrays.update(base.cut(own, block.side, s, start, stop))
     if "left" in arrays:
-        f = s.factor_bits
-        span = slice(start, stop)
-        if f < 16:
-            span = slice(start * f // _WORD_BITS, -(-stop * f // _WORD_BITS))
-        arrays["left"] = arrays["left"][..., span]
+        left, f = arrays["left"], s.factor_bits
+        arrays["left"] = left[..., start:stop] if f == 16 else cut_packed(left, f, start, stop)
     tile = replace(block, arrays=arrays, tokens=stop - start)
     if "outlier_index" in arrays:
         _cut_outliers(block, tile, start, stop)

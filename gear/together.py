@@ -179,7 +179,7 @@ class Together:
 
     def __init__(self, rows: list[GearCache], tile: int, like: Sequence[mx.array]) -> None:
         most = rows[0].settings.n_b + rows[0].settings.recent
-        self._rows, self._tile = rows, tile
+        self._rows, self._tile, self.layer = rows, tile, rows[0].layer
         self.offsets = [row.offset for row in rows]
         """Position of each row's next token."""
         self._columns = _Columns([row.buffer for row in rows], most, like)

@@ -1,7 +1,8 @@
 """The methods that tables compare: one file each, found by name in one literal table.
 
 A method is a dataclass of its options (what `conf/cache/NAME.yaml` may set) with the attributes of
-`Method`. Adding one is a file here, a line in METHODS and a YAML in conf/cache. Importing this
+`Method`. Adding one is a file here, a line in METHODS and a YAML in conf/cache; a quantizer has its
+base in the same file and a line in gear/bases.py, and GEAR can then correct it. Importing this
 package, or a method's module, loads no MLX: caches are made in the worker only.
 """
 
@@ -19,6 +20,7 @@ METHODS = {
     "kivi": "gear.methods.kivi.Kivi",
     "outlier_kivi": "gear.methods.outlier_kivi.OutlierKivi",
     "kcvt": "gear.methods.kcvt.Kcvt",
+    "per_token": "gear.methods.per_token.PerToken",
 }
 
 

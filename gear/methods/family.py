@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from gear.bytes import refuse_larger_than_fp16
-from gear.config import GearConfig, LayerSettings, resolve, with_switches
+from gear.bytes import refuse_larger_than_fp16, refuse_shape
+from gear.config import GearConfig, LayerConfig, LayerSettings, SideConfig, resolve
+
+
+def _with_switches(
+    config: GearConfig, fixed: Mapping[str, Any], k: Mapping[str, Any], v: Mapping[str, Any]
+) -> GearConfig:
+    """Return ``config`` with values forced: ``fixed`` for both sides, ``k`` and ``v`` for one.
+
+    Overrides by side and layer included. This is how ``kivi`` or ``gear_l`` are GEAR's own numbers
+    with a term switched off.
+    """
+    unset = SideConfig()
+
+    def force(side: SideConfig, own: Mapping[str, Any], layer: bool = False) -> SideConfig:
+        values = {n: getattr(unset, n) for n in (*fixed, *own) if hasattr(unset, n)}
+        return replace(side, **values if layer else {**values, **own})
+
+    layers = {
+        i: LayerConfig(k=force(c.k, k, layer=True), v=force(c.v, v, layer=True))
+        for i, c in config.by_layer.items()
+    }
+    sides = {"k": force(config.k, k), "v": force(config.v, v)}
+    return replace(config, **fixed, **sides, by_layer=layers)
 
 
 @dataclass
 class GearFamily:
-    """Base of the family; a member names its ``switches``, settings that it fixes."""
+    """Base of the family; a member names its ``switches``, settings that it fixes.
+
+    Its own fields, what conf/cache/NAME lists beside ``settings``, stand for GEAR's where GEAR has
+    one of that name (bits); the others go to the base that it fixes, as ``base_options``.
+    """
 
     settings: GearConfig = field(default_factory=GearConfig)
     """GEAR's numbers: ${gear}."""
@@ -21,18 +48,37 @@ class GearFamily:
     compresses: ClassVar[bool] = True
     accounting_only: ClassVar[bool] = False
     switches: ClassVar[dict[str, Any]] = {}
+    aside: ClassVar[frozenset[str]] = frozenset()
+    """Own fields that `layers` puts to use, and that are no option of the base."""
+    switches_k: ClassVar[dict[str, Any]] = {}
+    """What it fixes for K alone: names of `gear.config.SideConfig`."""
+    switches_v: ClassVar[dict[str, Any]] = {}
+    """What it fixes for V alone."""
+
+    def __post_init__(self) -> None:
+        """Put own fields that GEAR has too in GEAR's place."""
+        shared = {f.name for f in fields(GearConfig)} & {f.name for f in fields(self)}
+        own = {name: getattr(self, name) for name in sorted(shared)}
+        self.settings = _with_switches(self.settings, own, {}, {}) if own else self.settings
 
     def layers(self, n_layers: int) -> list[LayerSettings]:
         """Return the validated settings per layer, switches applied."""
-        return resolve(with_switches(self.settings, **self.switches), n_layers)
+        shared = {"settings", *self.aside, *(f.name for f in fields(GearConfig))}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
+        fixed = [
+            {**switches, "base_options": own} if "base" in switches else switches
+            for switches in (self.switches, self.switches_k, self.switches_v)
+        ]
+        return resolve(_with_switches(self.settings, *fixed), n_layers)
 
     def plan(self, n_layers: int) -> list[dict[str, Any]]:
         """Return the resolved settings per layer as plain values."""
         return [layer.as_dict() for layer in self.layers(n_layers)]
 
     def check_shape(self, n_layers: int, kv_heads: int, head_dim_k: int, head_dim_v: int) -> None:
-        """Refuse settings whose blocks would cost fp16's bytes or more."""
+        """Refuse settings whose blocks do not fit, or would cost fp16's bytes or more."""
         for index, layer in enumerate(self.layers(n_layers)):
+            refuse_shape(layer, head_dim_k, head_dim_v, index)
             refuse_larger_than_fp16(layer, kv_heads, head_dim_k, head_dim_v, index)
 
     def block_tokens(self) -> int | None:

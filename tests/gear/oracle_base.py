@@ -58,7 +58,7 @@ class Groups(NamedTuple):
     """Group labels: ``of`` [heads, tokens, head_dim] -> group; ``family`` [group] -> family.
 
     A family is the set of groups that share one 8-bit range of scales: the D channels of one token
-    group (K), the block's tokens of one channel group (V).
+    group (K), the block's tokens of one channel group (V, and K of per_token).
     """
 
     of: Ints
@@ -69,9 +69,10 @@ def make_groups(shape: tuple[int, int, int], side: str, base: str, group_size: i
     """Label every entry of a block [heads, tokens, head_dim] with its group."""
     _, tokens, head_dim = shape
     head, token, channel = np.indices(shape)
-    along, across, members = (token, channel, head_dim) if side == "k" else (channel, token, tokens)
+    by_channel = side == "k" and base != "per_token"
+    along, across, members = (token, channel, head_dim) if by_channel else (channel, token, tokens)
     if base != "vector":
-        per_head = math.ceil((tokens if side == "k" else head_dim) / group_size)
+        per_head = math.ceil((tokens if by_channel else head_dim) / group_size)
         family = head * per_head + along // group_size
     else:
         family = head if side == "k" else np.zeros_like(head)

@@ -41,15 +41,21 @@ def index_bytes(entries: int) -> int:
     return 1 if entries <= 256 else 2 if entries <= 65_536 else 4
 
 
+def axes(b: Block) -> tuple[int, int]:
+    """Return the rows of codes a head and the entries of each: K by channel but for per_token."""
+    by_channel = b.side == "k" and b.base != "per_token"
+    return (b.head_dim, b.tokens) if by_channel else (b.tokens, b.head_dim)
+
+
 def codes_bytes(b: Block) -> int:
-    """Packed codes: K along tokens for each channel, V along channels for each token."""
-    across, along = (b.head_dim, b.tokens) if b.side == "k" else (b.tokens, b.head_dim)
+    """Packed codes: K along tokens for each channel, else along channels for each token."""
+    across, along = axes(b)
     return b.heads * 4 * across * ceil(along * b.bits / 32)
 
 
 def scale_bytes(b: Block) -> int:
     """Scale and zero of every group; at 8 bits two bytes a group and two ranges a family."""
-    across, along = (b.head_dim, b.tokens) if b.side == "k" else (b.tokens, b.head_dim)
+    across, along = axes(b)
     families = b.heads * (1 if b.base == "vector" else ceil(along / b.group_size))
     if b.base == "vector" and b.side == "v":
         families = 1

@@ -171,7 +171,7 @@ def check(case: Case) -> None:
 @pytest.mark.parametrize("solver", ["power", "gram", "svd"])
 @pytest.mark.parametrize("side", ["k", "v"])
 @pytest.mark.parametrize("stage", ["pre_quant", "post_lowrank"])
-@pytest.mark.parametrize("base", ["grouped", "vector", "affine_mlx"])
+@pytest.mark.parametrize("base", ["grouped", "vector", "affine_mlx", "per_token"])
 @few
 @given(data=st.data())
 def test_blocks(base: str, stage: str, side: str, solver: str, data: st.DataObject) -> None:
@@ -179,7 +179,7 @@ def test_blocks(base: str, stage: str, side: str, solver: str, data: st.DataObje
 
 
 @pytest.mark.parametrize("side", ["k", "v"])
-@pytest.mark.parametrize("base", ["grouped", "vector"])
+@pytest.mark.parametrize("base", ["grouped", "vector", "per_token"])
 @pytest.mark.parametrize("sparse_frac", [0.0, 0.1])
 @few
 @given(
@@ -223,7 +223,7 @@ def test_rank_by_energy(energy: str, threshold: float, solver: str) -> None:
 @given(
     side=st.sampled_from("kv"), heads=st.integers(1, 8), tokens=st.integers(1, 300),
     head_dim=st.sampled_from([1, 64, 80, 128, 256, 300]), rank=st.integers(0, 40),
-    bits=st.integers(1, 8), base=st.sampled_from(["grouped", "vector"]),
+    bits=st.integers(1, 8), base=st.sampled_from(["grouped", "vector", "per_token"]),
     group=st.sampled_from([1, 7, 32, 64, 128]), frac=st.sampled_from([0.0, 0.02, 0.3, 1.0]),
     stage=st.sampled_from(["pre_quant", "post_lowrank"]), factor=st.sampled_from([16, 8, 4]),
     outlier=st.sampled_from([16, 8]), scale=st.sampled_from([16, 8]),

@@ -59,6 +59,8 @@ def test_group_labels() -> None:
     assert values.of[1, 4, 0] == values.of[1, 4, 1] != values.of[1, 4, 2]
     assert np.bincount(values.family).tolist() == [5] * 4
     assert len(np.unique(make_groups((2, 5, 3), "k", "vector", 2).of)) == 6
+    by_token = make_groups((2, 5, 3), "k", "per_token", 2)
+    assert np.array_equal(by_token.of, values.of)
     tokens = make_groups((2, 5, 3), "v", "vector", 2)
     assert tokens.of[0, 3, 0] == tokens.of[1, 3, 2] == 3
     assert np.bincount(tokens.family).tolist() == [5]

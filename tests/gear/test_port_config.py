@@ -22,7 +22,7 @@ SNIPPET = {
 def test_the_snippet_means_the_ports_gear() -> None:
     settings = KVCacheConfig(**SNIPPET).settings()  # type: ignore[arg-type]
     assert settings.k == settings.v
-    side = asdict(settings.k)
+    side = settings.k.as_dict()
     assert side.pop("sparse_frac") == 0.005
     assert side == {
         "bits": 2, "group_size": 32, "base": "grouped", "rank": 8, "rank_decode": 8,

@@ -27,6 +27,7 @@ from gear.cache import GearCache
 from gear.generation import fresh_caches
 from gear.methods.gear import Gear
 from gear.routing import native_caches
+from gear.together import Together
 from tests.gear.letters import PROMPT, Letters, make_model
 from tests.gear.tiny_models import DENSE, PACKED, build
 
@@ -64,11 +65,15 @@ def _reference(model: Any) -> mx.array:
 def _counted() -> Iterator[Counter[int]]:
     """Count attention to packed caches by layer; on a route, none may reconstruct its past."""
     counts: Counter[int] = Counter()
-    attend, reconstruct = gear.cache.attend, GearCache.reconstruct
+    attend, reconstruct, step = gear.cache.attend, GearCache.reconstruct, Together.attend
 
     def counted(queries: mx.array, cache: GearCache, *rest: Any, **options: Any) -> mx.array:
         counts[cache.layer] += 1
         return attend(queries, cache, *rest, **options)
+
+    def counted_step(rows: Together, queries: mx.array, *rest: Any) -> mx.array:
+        counts[rows.layer] += queries.shape[0]
+        return step(rows, queries, *rest)
 
     def refused(cache: GearCache) -> Any:
         assert cache.route is None or not cache.segments
@@ -76,6 +81,7 @@ def _counted() -> Iterator[Counter[int]]:
 
     with (
         patch.object(gear.cache, "attend", counted),
+        patch.object(Together, "attend", counted_step),
         patch.object(GearCache, "reconstruct", refused),
     ):
         yield counts
