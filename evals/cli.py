@@ -49,16 +49,18 @@ class Task:
 
     def __call__(self, cfg: DictConfig) -> float | None:
         """Run the job ``cfg``; return its mean KL from fp16, None where it failed or has none."""
-        from evals.compose import to_config
+        from hydra.core.hydra_config import HydraConfig
+
+        from evals.compose import job_words, to_config
         from evals.record import results_root
         from evals.runner import Session
 
-        config = to_config(cfg)
+        config, words = to_config(cfg), job_words(HydraConfig.get().overrides)
         if self.session is not None:
-            record = self.session.run(config)
+            record = self.session.run(config, words)
         else:
             with Session(results_root(), [], [config]) as session:
-                record = session.run(config)
+                record = session.run(config, words)
         return record.get("metrics", {}).get(OBJECTIVE)
 
 
@@ -115,22 +117,28 @@ def _main(argv: list[str]) -> int:
     """Check everything that ``argv`` asks for, then launch it."""
     from hydra._internal.utils import get_args_parser
 
-    from evals import compose, validate
+    from evals import compose, dry_run, validate
+    from evals.record import results_root
 
     args = get_args_parser().parse_intermixed_args(argv)
-    words = _words(args)
+    words = words_of(args)
     if args.hydra_help or args.info or args.shell_completion:
         return _hydra(argv, Task())
+    if dry_run.asked(words) and not args.cfg:
+        sweep = ["hydra.mode=MULTIRUN"] if args.multirun else []
+        sys.stdout.write(dry_run.show([*words, *sweep], results_root()))
+        return 0
     plan = compose.plan(words, args.multirun)
     if args.cfg:
         return _hydra(argv, Task())
     for warning in validate.check_plan(plan):
         _say(f"WARNING: {warning}")
+    dry_run.check([config.job.dry_run for config in plan.configs])
     _require_mlx()
     return _launch(plan, words, argv)
 
 
-def _words(args: Namespace) -> list[str]:
+def words_of(args: Namespace) -> list[str]:
     """Return the overrides; a folder given by ``--config-dir`` becomes one of them."""
     for flag in ("config_path", "config_name", "experimental_rerun"):
         if getattr(args, flag) is not None:

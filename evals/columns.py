@@ -115,18 +115,18 @@ _Column = tuple[str, Callable[[Row], str]]
 
 def _form(column: str, form: str) -> Callable[[Row], str]:
     """Return what writes a number of one column."""
-    return lambda row: _number(row[column], form)
+    return lambda row: number(row[column], form)
 
 
 _BYTES: tuple[_Column, ...] = (
-    ("method", lambda row: row["method"] + _marks(row)),
+    ("method", lambda row: row["method"] + marks(row)),
     ("KV size %", _form("kv_size_pct", ".1f")),
-    ("stored", lambda row: _size(row["stored_bytes"])),
-    ("accounted", lambda row: _size(row["accounted_bytes"])),
+    ("stored", lambda row: size(row["stored_bytes"])),
+    ("accounted", lambda row: size(row["accounted_bytes"])),
 )
 _PERPLEXITY: tuple[_Column, ...] = (
-    ("ppl", lambda row: _interval(row, "ppl_token", ".2f")),
-    ("ΔNLL", lambda row: _interval(row, "delta_nll", "+.4f")),
+    ("ppl", lambda row: interval(row, "ppl_token", ".2f")),
+    ("ΔNLL", lambda row: interval(row, "delta_nll", "+.4f")),
     ("KL", _form("kl_mean", ".4f")),
     ("flips", _form("top1_flip_rate", ".1%")),
 )
@@ -135,11 +135,11 @@ _ERRORS: tuple[_Column, ...] = (
     ("V error", _form("v_rel_err", ".4f")),
 )
 _TASKS: tuple[_Column, ...] = (
-    ("metric", lambda row: "-" if _missing(row["metric"]) else row["metric"]),
-    ("score", lambda row: _interval(row, "score", ".3f")),
+    ("metric", lambda row: "-" if missing(row["metric"]) else row["metric"]),
+    ("score", lambda row: interval(row, "score", ".3f")),
     ("items", lambda row: _items(row)),
     ("compressed", _form("context_compressed", ".0%")),
-    ("Δ to fp16", lambda row: _interval(row, "delta_acc", "+.3f")),
+    ("Δ to fp16", lambda row: interval(row, "delta_acc", "+.3f")),
     ("lost / gained", lambda row: _pair(row, "flips_lost", "flips_gained")),
     ("McNemar p", _form("mcnemar_p", ".3f")),
     ("could show", _form("detectable_acc", ".3f")),
@@ -162,7 +162,7 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
     rows = table.to_dict("records")
 
     def measured(column: str) -> bool:
-        return any(not _missing(row[column]) for row in rows)
+        return any(not missing(row[column]) for row in rows)
 
     errors, tasks = measured("k_rel_err"), measured("score")
     columns = [
@@ -181,12 +181,12 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
 
 def _run(row: Row) -> str:
     """Return the run, or the key where none is known."""
-    return (row["key"] if _missing(row["run_id"]) else row["run_id"])[:8]
+    return (row["key"] if missing(row["run_id"]) else row["run_id"])[:8]
 
 
 def _items(row: Row) -> str:
     """Return how many items were asked, of how many where it was a seeded subset."""
-    if _missing(row["items"]):
+    if missing(row["items"]):
         return "-"
     items, total = int(row["items"]), int(row["items_total"])
     return str(items) if items == total else f"{items} of {total}"
@@ -194,35 +194,35 @@ def _items(row: Row) -> str:
 
 def _pair(row: Row, first: str, second: str) -> str:
     """Return two counts."""
-    return "-" if _missing(row[first]) else f"{row[first]:.0f} / {row[second]:.0f}"
+    return "-" if missing(row[first]) else f"{row[first]:.0f} / {row[second]:.0f}"
 
 
-def _marks(row: Row) -> str:
+def marks(row: Row) -> str:
     """Return the marks of a row, in the order of :data:`NOTES`."""
     return ("*" if row["accounting_only"] else "") + ("†" if row["allow_uncompressed"] else "")
 
 
-def _missing(value: Any) -> bool:
+def missing(value: Any) -> bool:
     """Tell whether a cell is empty (pandas turns None into NaN in columns of numbers)."""
     return value is None or value != value
 
 
-def _number(value: Any, form: str) -> str:
+def number(value: Any, form: str) -> str:
     """Return a number as text."""
-    return "-" if _missing(value) else format(value, form)
+    return "-" if missing(value) else format(value, form)
 
 
-def _interval(row: Row, column: str, form: str) -> str:
+def interval(row: Row, column: str, form: str) -> str:
     """Return ``value [low, high]``, or the value alone where there is no interval."""
     value, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
-    if _missing(low) or _missing(high):
-        return _number(value, form)
-    return f"{_number(value, form)} [{_number(low, form)}, {_number(high, form)}]"
+    if missing(low) or missing(high):
+        return number(value, form)
+    return f"{number(value, form)} [{number(low, form)}, {number(high, form)}]"
 
 
-def _size(value: Any) -> str:
+def size(value: Any) -> str:
     """Return bytes in the unit that reads best."""
-    if _missing(value):
+    if missing(value):
         return "-"
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if value >= size:
@@ -232,5 +232,5 @@ def _size(value: Any) -> str:
 
 def notes(table: pd.DataFrame) -> list[str]:
     """Return the explanations of the marks that the table has."""
-    seen = "".join(_marks(row) for row in table.to_dict("records"))
+    seen = "".join(marks(row) for row in table.to_dict("records"))
     return [f"{mark} {text}" for mark, text in NOTES.items() if mark in seen]

@@ -9,6 +9,7 @@ names. No MLX, no MLflow.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -49,6 +50,11 @@ class PlannedJob:
     cfg: DictConfig
     config: Config
 
+    @property
+    def words(self) -> list[str]:
+        """Return the words that make this job alone."""
+        return job_words(self.cfg.hydra.overrides)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -87,6 +93,22 @@ def plan(words: list[str], multirun: bool = False) -> Plan:
         [batch] = BasicSweeper.split_arguments(swept, max_batch_size=None)
         common = list(master.hydra.overrides.hydra)
         return Plan(True, swept, [_job(loader, [*common, *job], folders) for job in batch])
+
+
+def job_words(composed: Any) -> list[str]:
+    """Return the words of one job from ``hydra.overrides``, its own values and not a sweep's.
+
+    ``python run.py`` with them composes the job again, alone: each value that an experiment's own
+    sweep varies is among them.
+    """
+    folders = [str(word) for word in composed.hydra if str(word).startswith("hydra.searchpath=")]
+    return [*folders, *map(str, composed.task)]
+
+
+def baseline_words(words: Iterable[str]) -> list[str]:
+    """Return the words of the fp16 arm of the job that ``words`` make."""
+    kept = [word for word in words if not re.match(r"\+{0,2}cache[=.]", word)]
+    return [*kept, "cache=fp16"]
 
 
 def _added_folders(parsed: list[Override]) -> list[Path]:

@@ -57,7 +57,6 @@ def build_job(cfg: Config, root: Path) -> Job:
         "protocol": PROTOCOL_VERSION,
         "model": {"name": model.name, **model.config, "weight_hash": model.weight_hash},
         "dataset": _dataset(cfg),
-        "eval": _measured(cfg.eval),
         "seed": cfg.seed,
         "backend": backend,
         "dtype": models.compute_dtype(cfg.model, model, backend),
@@ -68,24 +67,30 @@ def build_job(cfg: Config, root: Path) -> Job:
         "dataset": asdict(cfg.dataset),
         **asdict(cfg.job),
     }
-    job = _arm(cfg.cache, model, config, spec)
-    if job.config["cache"]["name"] == "fp16" or cfg.eval.task == "reconstruction":
+    job = _arm(cfg.cache, cfg.eval, model, config, spec)
+    if not has_baseline(cfg):
         return job
-    baseline = _arm(FP16, model, config, spec)
+    baseline = _arm(FP16, cfg.eval, model, config, spec)
     return replace(job, spec={**job.spec, "baseline_key": baseline.key}, baseline=baseline)
 
 
+def has_baseline(cfg: Config) -> bool:
+    """Tell whether a job is compared with an fp16 arm."""
+    return cfg.cache["name"] != "fp16" and cfg.eval.task != "reconstruction"
+
+
 def _arm(
-    cache: Mapping[str, Any], model: models.ModelInfo, config: dict[str, Any], spec: dict[str, Any]
+    cache: Mapping[str, Any],
+    settings: EvalConfig,
+    model: models.ModelInfo,
+    config: dict[str, Any],
+    spec: dict[str, Any],
 ) -> Job:
     """Return the job of one cache, without a baseline; it is refused where it does not fit."""
     method = build_method(cache)
     layers = method.plan(model.n_layers)
     method.check_shape(model.n_layers, model.kv_heads, model.head_dim_k, model.head_dim_v)
-    measured = config["eval"]
-    if not method.uses_gear:  # how GEAR attends is nothing to the others
-        measured = {n: v for n, v in measured.items() if f"eval.{n}" not in OF_PACKED_ATTENTION}
-    own = {"eval": measured, "cache": {"name": cache["name"], "layers": layers}}
+    own = {"eval": measured(settings, method), "cache": {"name": cache["name"], "layers": layers}}
     config = plain({**config, **own})
     key = run_key(config)
     identity = {"key": key, "baseline_key": key, "config": config, "cache": _plain_cache(cache)}
@@ -102,9 +107,11 @@ def _backend(device: str) -> str:
     return installed if device == "auto" else device
 
 
-def _measured(settings: EvalConfig) -> dict[str, Any]:
-    """Return the settings of ``eval`` that its task reads: another's are nothing to the key."""
+def measured(settings: EvalConfig, method: Method) -> dict[str, Any]:
+    """Return the settings of ``eval`` that task and method read: others are nothing to the key."""
     unused = OF_WINDOWS if settings.task == "downstream" else OF_DOWNSTREAM
+    if not method.uses_gear:  # how GEAR attends is nothing to the others
+        unused += tuple(name.removeprefix("eval.") for name in OF_PACKED_ATTENTION)
     return {name: value for name, value in asdict(settings).items() if name not in unused}
 
 

@@ -27,7 +27,7 @@ _FIELDS = (
     "key", "status", "config", "metrics", "guards", "environment", "started", "finished",
     "mlflow_run_id",
 )  # fmt: skip
-_NOT_COMPARED = ("environment", "started", "finished", "mlflow_run_id")
+_NOT_COMPARED = ("environment", "started", "finished", "mlflow_run_id", "words")
 _NOT_COMPARED_METRICS = ("speed/", "mem/")
 
 
@@ -152,7 +152,10 @@ def lock(root: Path, key: str, on_wait: Callable[[], None] = lambda: None) -> It
 
 
 def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Tell whether two records hold the same result: all but times, machine, run id and speeds."""
+    """Tell whether two records hold the same result.
+
+    Times, machine, run id, speeds and the words that made the job may differ.
+    """
     return _result(a) == _result(b)
 
 

@@ -28,13 +28,13 @@ def failures(records: Sequence[Record]) -> list[tuple[str, str]]:
     """Return (method, reason) of every failed record: type, signal, message, last log line."""
     names = labels([record["config"] for record in records])
     return [
-        (name, _reason(record.get("error") or {}))
+        (name, reason(record.get("error") or {}))
         for record, name in zip(records, names, strict=True)
         if record["status"] == "FAILED"
     ]
 
 
-def _reason(error: dict[str, Any]) -> str:
+def reason(error: dict[str, Any]) -> str:
     """Return why a job failed, in one line."""
     signal = f" ({error['signal']})" if error.get("signal") else ""
     message = " ".join(str(error.get("message") or "no message").split())
@@ -49,7 +49,7 @@ def markdown(records: Sequence[Record], view: SweepView | None = None) -> str:
     table = frame(records, view)
     headings, *rows = cells(table)
     right = ["---", *["---:"] * (len(headings) - 3), "---", "---"]
-    lines = [_markdown_row(row) for row in (headings, right, *rows)]
+    lines = [markdown_row(row) for row in (headings, right, *rows)]
     lines += [f"\n{note}" for note in notes(table)]
     failed = failures(records)
     lines += ["\nFailed:\n"] if failed else []
@@ -57,7 +57,7 @@ def markdown(records: Sequence[Record], view: SweepView | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _markdown_row(row: Sequence[str]) -> str:
+def markdown_row(row: Sequence[str]) -> str:
     """Return one table row; a bar inside a cell would end it."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
@@ -66,7 +66,7 @@ def latex(records: Sequence[Record], view: SweepView | None = None) -> str:
     """Return the table as a booktabs ``tabular`` that needs no other package; notes as comments."""
     table = frame(records, view)
     rows = cells(table)
-    body = [" & ".join(map(_latex_text, row)) + r" \\" for row in rows]
+    body = [" & ".join(map(latex_text, row)) + r" \\" for row in rows]
     return "\n".join([
         r"\begin{tabular}{l" + "r" * (len(rows[0]) - 3) + "ll}",
         r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule",
@@ -76,7 +76,7 @@ def latex(records: Sequence[Record], view: SweepView | None = None) -> str:
     ])  # fmt: skip
 
 
-def _latex_text(text: str) -> str:
+def latex_text(text: str) -> str:
     """Return ``text`` with what LaTeX reads as commands written out."""
     special = {c: f"\\{c}" for c in "&%$#_{}"} | {
         "\\": r"\textbackslash{}",
@@ -84,6 +84,12 @@ def _latex_text(text: str) -> str:
         "^": r"\textasciicircum{}",
         "Δ": r"$\Delta$",
         "†": r"$\dagger$",
+        "‡": r"$\ddagger$",
+        "¶": r"\P{}",
+        "·": r"$\cdot$",
+        "—": "---",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
     }
     return "".join(special.get(character, character) for character in text)
 

@@ -7,6 +7,7 @@ committed. A job that fails is a FAILED record, which the next session tries aga
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from evals import record as store
 from evals import report
+from evals.compose import baseline_words
 from evals.environment import environment
 from evals.job import Job, build_job
 from evals.progress import JobBar
@@ -47,25 +49,26 @@ class Session:
     def __exit__(self, *exception: object) -> None:
         self._worker.close()
 
-    def run(self, cfg: Config) -> Record:
+    def run(self, cfg: Config, words: Sequence[str] | None = None) -> Record:
         """Return the record of one job, computed where there is none. A failed job does not raise.
 
-        What has no record, because the config cannot be used or the disk is full, is returned as a
-        FAILED one whose key is None.
+        ``words`` are what composes the job alone; the record keeps them. What has no record,
+        because the config cannot be used or the disk is full, is returned as a FAILED one whose
+        key is None.
         """
         self._started += 1
         try:
             job = build_job(cfg, self.root)
             if job.baseline is not None:
-                self._obtain(job.baseline)
-            return self._obtain(job)
+                self._obtain(job.baseline, words if words is None else baseline_words(words))
+            return self._obtain(job, words)
         except (ValueError, OSError) as error:
             return self._refuse(error)
 
-    def _obtain(self, job: Job) -> Record:
+    def _obtain(self, job: Job, words: Sequence[str] | None) -> Record:
         """Return the job's record: of this session, of an earlier one, or computed now."""
         if job.key not in self.records:
-            self.records[job.key] = self._finished(job) or self._computed(job)
+            self.records[job.key] = self._finished(job) or self._computed(job, words)
         return self.records[job.key]
 
     def _finished(self, job: Job) -> Record | None:
@@ -76,7 +79,7 @@ class Session:
         self._say(f"{self._title(job)}: done before")
         return record
 
-    def _computed(self, job: Job) -> Record:
+    def _computed(self, job: Job, words: Sequence[str] | None) -> Record:
         """Compute and commit the job; another session that is at it now is waited for and used."""
 
         def waiting() -> None:
@@ -86,6 +89,8 @@ class Session:
             if (record := self._finished(job)) is not None:
                 return record
             record = self._measured(job)
+            if words is not None:
+                record["words"] = list(words)
             store.commit(self.root, job.key, record)
             return record
 

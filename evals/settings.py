@@ -7,6 +7,7 @@ Layers and sides that agree share one name: ``gear.rank`` when K, V and every la
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -78,7 +79,17 @@ def labels(configs: list[dict[str, Any]]) -> list[str]:
     runs is nothing to a method without it, so there it does not differ.
     """
     flats = [flatten(config) for config in configs]
-    varied: list[list[str]] = [[] for _ in flats]
+    names = [flat.get("cache.name", "?") for flat in flats]
+    more = [", ".join(f"{n}={v}" for n, v in own.items()) for own in varied(flats)]
+    return [f"{n} ({m})" if m else n for n, m in zip(names, more, strict=True)]
+
+
+def varied(flats: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return what varies among flat configs, of each its own values, by name.
+
+    Whose option in a group differs is not compared within it (see :func:`labels`).
+    """
+    found: list[dict[str, str]] = [{} for _ in flats]
     for name in dict.fromkeys(name for flat in flats for name in flat):
         if name in _NOT_IN_LABELS or name == "cache.name":
             continue
@@ -91,9 +102,8 @@ def labels(configs: list[dict[str, Any]]) -> list[str]:
             if name in OF_PACKED_ATTENTION:
                 peers = [f for f in peers if name in f]
             if name in flat and any(peer.get(name) != flat[name] for peer in peers):
-                varied[index].append(f"{group if name == option else name}={flat[name]}")
-    names = [flat.get("cache.name", "?") for flat in flats]
-    return [f"{n} ({', '.join(v)})" if v else n for n, v in zip(names, varied, strict=True)]
+                found[index][group if name == option else name] = flat[name]
+    return found
 
 
 def _group(name: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evals import record as store
+from evals.accuracy import mcnemar, paired_interval, wilson
 from gear.config import GearConfig, resolve
 
 Record = dict[str, Any]
@@ -93,6 +94,32 @@ def finished(cache: str = "gear", quality: float = 0.0, **given: Any) -> Record:
         "guards": {"metrics finite": "passed"},
     }
     return _record(parts, body)
+
+
+def answered(
+    cache: str = "gear", right: int = 50, n: int = 100, exact: int = 50, **given: Any
+) -> Record:
+    """Return the FINISHED record of a task: ``right`` of ``n`` answers, ``exact`` of fp16."""
+    record = finished(cache, 0.0, **given)
+    dataset = record["config"]["dataset"]
+    name = f"quality/{dataset['metric'].replace(',', '-')}/{dataset['name']}"
+    kept = {k: v for k, v in record["metrics"].items() if k.startswith(("kv/", "mem/", "speed/"))}
+    metrics = kept | {"data/items": n, "data/items_total": n, "coverage/context_compressed": 1.0}
+    metrics[name] = right / n
+    metrics[f"{name}_low"], metrics[f"{name}_high"] = wilson(right, n, 0.95)
+    if cache != "fp16":
+        lost, gained = max(exact - right, 0), max(right - exact, 0)
+        both = min(right, exact)
+        low, high = paired_interval(both, lost, gained, n - both - lost - gained, 0.95)
+        metrics |= {
+            "fidelity/delta_acc": (right - exact) / n,
+            "fidelity/delta_acc_low": low,
+            "fidelity/delta_acc_high": high,
+            "fidelity/flips_lost": lost,
+            "fidelity/flips_gained": gained,
+            "fidelity/mcnemar_p": mcnemar(lost, gained),
+        }
+    return {**record, "metrics": metrics}
 
 
 def failed(cache: str = "gear", **given: Any) -> Record:

@@ -23,6 +23,7 @@ class FakeSession:
     def __init__(self, root: Path, argv: list[str], configs: list[Config]) -> None:
         self.root, self.argv, self.configs = root, argv, configs
         self.ran: list[Config] = []
+        self.words: list[list[str]] = []
         self.closed = False
         self.made.append(self)
 
@@ -32,8 +33,9 @@ class FakeSession:
     def __exit__(self, *reason: object) -> None:
         self.closed = True
 
-    def run(self, cfg: Config) -> dict[str, Any]:
+    def run(self, cfg: Config, words: list[str]) -> dict[str, Any]:
         self.ran.append(cfg)
+        self.words.append(words)
         if FakeSession.outcome is not None:
             FakeSession.outcome()
         return {"status": "FINISHED", "metrics": {"fidelity/kl_mean": 0.25}}
@@ -75,6 +77,7 @@ def test_a_sweep_runs_every_planned_job_in_order(
     [session] = sessions
     assert session.ran == session.configs
     assert [c.gear.rank for c in session.ran] == [4, 4, 8, 8]
+    assert session.words[1] == ["gear.rank=4", "cache=gear"]
     assert not any(path.suffix == ".log" for path in session.root.rglob("*"))
     assert {path.name for path in session.root.iterdir()} == {"hydra"}
 
@@ -215,13 +218,17 @@ def test_hydras_own_arguments_still_answer(
 def test_the_task_returns_the_objective_and_leaves_the_session_when_pickled(
     sessions: list[FakeSession],
 ) -> None:
+    from hydra.core.hydra_config import HydraConfig
+
     from evals.compose import plan
 
     [job] = plan(["model=tiny"]).jobs
     alone = pickle.loads(pickle.dumps(cli.Task(runner.Session(Path(), [], []))))  # noqa: S301
     assert alone.session is None
+    HydraConfig.instance().set_config(job.cfg)  # as Hydra's launchers do
     assert alone(job.cfg) == 0.25
     assert sessions[-1].ran == [job.config]
+    assert sessions[-1].words == [["model=tiny"]]
     assert sessions[-1].closed
 
 

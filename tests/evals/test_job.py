@@ -41,6 +41,7 @@ IRRELEVANT: dict[str, Any] = {
     "tracking.experiment_name": "other",
     "job.time_limit_s": 5.0, "job.memory_limit_gib": 2.0,
     "job.prefill_memory_gib": 1.0, "job.prefill_spill": True,
+    "job.dry_run": True,
     "model.path": "/elsewhere", "model.repo": "a/b", "model.revision": "c",
     "device": "cpu",
 }  # fmt: skip
@@ -54,8 +55,9 @@ ELSEWHERE = {
     "eval.batch_size", "eval.max_new_tokens", "eval.chat_template", "eval.system_prompt",
     "eval.add_bos",
     "gear.solver", "gear.factor_bits", "gear.outlier_bits", "gear.scale_bits", "gear.attend",
+    "gear.base_options",
 }  # fmt: skip
-"""Fields of other sources or of downstream tasks (test_downstream.py), or with one value so far."""
+"""Fields of other sources or bases, of downstream tasks (test_downstream.py), or with one value."""
 
 
 def changed(name: str, value: Any, cache: str = "gear") -> Config:
