@@ -153,6 +153,8 @@ class JobConfig:
     """Exact prefills that the jobs of a sweep share, in GiB; the least recently used go first."""
     prefill_spill: bool = False
     """Keep on disk what goes, in the worker's temporary folder, instead of forgetting it."""
+    dry_run: bool = False
+    """List every job with its state (done, to do, failed before, cannot run here); run none."""
 
 
 @dataclass
