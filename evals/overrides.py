@@ -15,6 +15,7 @@ from evals.names import ConfigError, check_value, hints, nearest, setting_names,
 from gear.methods import METHODS, load_method
 
 BY_LAYER = "gear.by_layer"
+BASE_OPTIONS = ("gear.base_options", "gear.k.base_options", "gear.v.base_options")
 BY_LAYER_FORM = "'+gear.by_layer={10: {k: {bits: 4}}}'"
 
 
@@ -98,6 +99,8 @@ def _check_setting(override: Override, found: list[Any], options: dict[str, list
         raise ConfigError(f"{override.input_line}: write one mapping with a +: {BY_LAYER_FORM}")
     if path[0] == "cache":
         _check_method_option(override, path)
+    elif key.startswith(BASE_OPTIONS):
+        _check_base_options(override, key)
     elif override.is_add() and key != BY_LAYER:
         raise ConfigError(f"{override.input_line}: {key} exists, so write it without the +.")
 
@@ -114,4 +117,14 @@ def _check_method_option(override: Override, path: list[str]) -> None:
         raise ConfigError(
             f"{'.'.join(path)}: no method has such an option.{nearest(path[1], known)}"
             f" Allowed: {', '.join(known)}"
+        )
+
+
+def _check_base_options(override: Override, key: str) -> None:
+    """Demand the + that a new name in a mapping takes; which names there are the base says."""
+    if not override.is_add():
+        place = next(name for name in sorted(BASE_OPTIONS, key=len) if key.startswith(name))
+        raise ConfigError(
+            f"{override.input_line}: write a base's options with a +:"
+            f" +{place}.NAME=value, or '+{place}={{NAME: value}}'"
         )

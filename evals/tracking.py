@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import tempfile
 import uuid
 import warnings
@@ -22,12 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evals import record as store
-from evals import sweeps, tracking_runs
+from evals import sweeps, tracking_columns, tracking_runs
 from evals.environment import CHECKOUT
 from evals.schema import TrackingConfig
 from evals.settings import labels
 from evals.sweeps import Sweep
-from evals.tracking_runs import RunView
+from evals.tracking_runs import TAG_LENGTH, RunView
 from evals.tracking_store import (
     TrackingError,
     artifacts_uri,
@@ -35,7 +34,6 @@ from evals.tracking_store import (
     is_new,
     locked,
     prepare,
-    shown,
     store_uri,
     ui_command,
 )
@@ -46,8 +44,10 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-NAME_LENGTH, VALUE_LENGTH, TAG_LENGTH, PARAMS_PER_CALL, DIGEST_LENGTH = 250, 6000, 8000, 100, 36
-"""MLflow's limits, in characters and parameters."""
+PARAMS_PER_CALL = 100
+"""Parameters that one call may log."""
+DIGEST_LENGTH = 12
+"""Characters of a dataset's content hash beside its name; a parameter has it whole."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def log_sweep(
     ``argv`` is what followed run.py on the command line.
     TrackingError says why it cannot be (locked, read-only, not a database, unreachable, ...).
     """
-    with _explained(root, tracking), _no_warnings():
+    with _explained(root, tracking):
         by_key = {record["key"]: record for record in records}
         sweep = sweeps.remember(root, list(by_key), argv, tracking.experiment_name)
         tracking_runs.keep_diffs(root, records, CHECKOUT)
@@ -79,7 +79,7 @@ def sync(root: Path, tracking: TrackingConfig) -> list[SweepView]:
 
     Raises TrackingError as :func:`log_sweep` does.
     """
-    with _explained(root, tracking), _no_warnings():
+    with _explained(root, tracking):
         return _show(root, sweeps.with_records(root, tracking.experiment_name), tracking)
 
 
@@ -87,24 +87,19 @@ def sync(root: Path, tracking: TrackingConfig) -> list[SweepView]:
 def _explained(root: Path, tracking: TrackingConfig) -> Iterator[None]:
     """Turn whatever MLflow, SQLAlchemy or the disk raise into a TrackingError.
 
-    All of them, because a view that fails must not take a sweep's results down with it.
+    All of them, because a view that fails must not take a sweep's results down with it. What
+    MLflow's parts warn of each other is kept from whoever waits for a table.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     except TrackingError:
         raise
     except Exception as error:
         uri = store_uri(root, tracking)
         step = f"Move {path} away if it is broken." if (path := database(uri)) else "Is it running?"
-        raise TrackingError(shown(uri), f"{type(error).__name__}: {error}", step) from error
-
-
-@contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Keep what MLflow's parts say about each other from whoever waits for a table."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+        raise TrackingError(uri, f"{type(error).__name__}: {error}", step) from error
 
 
 def _show(
@@ -117,7 +112,7 @@ def _show(
         client, command = _client(root, uri, tracking), ui_command(root, tracking)
         views = []
         for sweep, found in pairs:
-            experiment = _experiment(client, root, uri, sweep.experiment)
+            experiment = _experiment(client, root, uri, sweep.experiment, found)
             parent, ids = _put_sweep(client, experiment, root, sweep, found)
             views.append(SweepView(parent, ids, command))
         return views
@@ -126,6 +121,7 @@ def _show(
 def _load_mlflow() -> None:
     """Import MLflow (two seconds), quietly and with nothing that calls home."""
     os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"  # one of a server for every run
     # A pooled connection would outlive a deleted file; a dead server is not worth minutes.
     os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
@@ -151,17 +147,24 @@ def _client(root: Path, uri: str, tracking: TrackingConfig) -> MlflowClient:
     return MlflowClient(uri, uri)
 
 
-def _experiment(client: MlflowClient, root: Path, uri: str, name: str) -> str:
-    """Return the id of the experiment, created if need be. TrackingError if it was deleted."""
+def _experiment(
+    client: MlflowClient, root: Path, uri: str, name: str, records: Sequence[Record]
+) -> str:
+    """Return the id of the experiment, created if need be, with views that show ``records``.
+
+    TrackingError if it was deleted.
+    """
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        local = database(uri) is not None
-        return client.create_experiment(name, artifacts_uri(root) if local else None)
+        place = artifacts_uri(root) if database(uri) else None
+        experiment = client.get_experiment(client.create_experiment(name, place))
     if experiment.lifecycle_stage != "active":
         raise TrackingError(
-            shown(uri), f"tracking.experiment_name={name!r} was deleted there",
+            uri, f"tracking.experiment_name={name!r} was deleted there",
             "Restore it (mlflow experiments restore) or choose another name.",
         )  # fmt: skip
+    for tag, value in tracking_columns.new_tags(records, experiment.tags).items():
+        client.set_experiment_tag(experiment.experiment_id, tag, value)
     return experiment.experiment_id
 
 
@@ -172,7 +175,7 @@ def _put_sweep(
     query = f"tags.`gear.jobset` = '{sweep.jobset}'"
     found = client.search_runs([experiment], query, max_results=50_000)
     runs = {run.data.tags.get("gear.key", ""): run for run in found}
-    parent = _put(client, experiment, tracking_runs.sweep_run(sweep, records), runs)
+    parent = _put(client, experiment, tracking_runs.sweep_run(sweep, records, root), runs)
     names = labels([record["config"] for record in records])
     views = [
         tracking_runs.job_run(sweep, record, name, root, parent)
@@ -198,10 +201,10 @@ def _put(client: MlflowClient, experiment: str, view: RunView, runs: dict[str, R
         run = client.create_run(experiment, view.start, found_by, view.name)
     run_id = run.info.run_id
     with tempfile.TemporaryDirectory() as folder:
-        view.write(Path(folder))
+        tags = {**view.tags, **view.write(Path(folder))}
         client.log_artifacts(run_id, folder)
     client.log_inputs(run_id, _inputs(view))
-    _log(client, run, view)
+    _log(client, run, view, tags)
     client.set_terminated(run_id, view.status, view.end)
     return run_id
 
@@ -212,26 +215,20 @@ def _is_complete(run: Run, view: RunView) -> bool:
     return same and run.info.status == view.status
 
 
-def _log(client: MlflowClient, run: Run, view: RunView) -> None:
+def _log(client: MlflowClient, run: Run, view: RunView, all_tags: dict[str, str]) -> None:
     """Log metrics, parameters and tags in one call, more only for parameters beyond a call's.
 
     A parameter the run has already stays: MLflow refuses to change one.
     """
     from mlflow.entities import Metric, Param, RunTag
 
-    metrics = [Metric(_name(k), v, view.end, 0) for k, v in view.metrics.items()]
-    named = {_name(k): v[:VALUE_LENGTH] for k, v in view.params.items()}
-    params = [Param(k, v) for k, v in named.items() if k not in run.data.params]
-    tags = [RunTag(k, v[:TAG_LENGTH]) for k, v in view.tags.items()]
+    metrics = [Metric(k, v, view.end, 0) for k, v in view.metrics.items()]
+    params = [Param(k, v) for k, v in view.params.items() if k not in run.data.params]
+    tags = [RunTag(k, v[:TAG_LENGTH]) for k, v in all_tags.items()]
     run_id = run.info.run_id
     for first in range(PARAMS_PER_CALL, len(params), PARAMS_PER_CALL):
         client.log_batch(run_id, params=params[first : first + PARAMS_PER_CALL])
     client.log_batch(run_id, metrics, params[:PARAMS_PER_CALL], tags)
-
-
-def _name(text: str) -> str:
-    """Return a metric's or parameter's name as MLflow takes it (no commas, cut to its limit)."""
-    return re.sub(r"[^\w\-. /]", "_", text)[:NAME_LENGTH]
 
 
 def _inputs(view: RunView) -> list[DatasetInput]:

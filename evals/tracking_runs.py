@@ -8,27 +8,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shlex
-import shutil
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from evals import plots, report
+from evals import report
 from evals.environment import git_diff, git_state
-from evals.record import FAILED, FINISHED, LOG, SAMPLES, read_samples, record_dir
+from evals.record import FAILED, FINISHED, record_dir
 from evals.settings import flatten
 from evals.sweeps import Sweep
+from evals.tracking_files import command, write_job, write_sweep
 
 Record = dict[str, Any]
 Texts = dict[str, str]
 
-NOTE_LENGTH = 8000
-"""Characters of a run's description (MLflow's limit on tags)."""
+NAME_LENGTH, VALUE_LENGTH, TAG_LENGTH = 250, 6000, 8000
+"""MLflow's limits, in characters; a run's description is a tag."""
 GROUPS = ("model", "dataset", "eval")
 """Config groups whose option names are tags of every run, so that one filter finds all."""
 
@@ -43,7 +41,8 @@ class RunView:
     tags: Texts
     params: Texts
     metrics: dict[str, float]
-    write: Callable[[Path], None]
+    write: Callable[[Path], Texts]
+    """Writes the files and returns the tags that go with them."""
 
     @property
     def status(self) -> str:
@@ -67,24 +66,23 @@ class RunView:
         return list({dataset["content_hash"]: dataset for dataset in found}.values())
 
 
-def sweep_run(sweep: Sweep, records: Sequence[Record]) -> RunView:
+def sweep_run(sweep: Sweep, records: Sequence[Record], root: Path) -> RunView:
     """Return the parent's view; its parameters are the settings that all jobs share."""
     flats = [flatten(record["config"]) for record in records]
     shared = {k: v for k, v in flats[0].items() if all(flat.get(k) == v for flat in flats)}
-    command = "" if sweep.argv is None else shlex.join(["python", "run.py", *sweep.argv])
+    typed = "" if sweep.argv is None else command(sweep.argv)
     tags = _tags(sweep, "sweep", records)
-    tags |= {"gear.command": command, "mlflow.note.content": note(command, records)}
-    groups = " · ".join(tags[f"gear.{group}"] for group in GROUPS)
-    name = f"{groups} · {len(records)} job{'s' if len(records) > 1 else ''}"
+    tags |= {"gear.command": typed, "mlflow.note.content": note(typed, records)}
+    parts = [tags[f"gear.{group}"] for group in GROUPS]
+    if experiment := [w for w in sweep.argv or [] if w.startswith("experiment=")]:
+        tags["gear.experiment"] = experiment[-1].partition("=")[2]
+        parts.insert(0, tags["gear.experiment"])
+    name = " · ".join([*parts, f"{len(records)} job{'s' if len(records) > 1 else ''}"])
 
-    def write(folder: Path) -> None:
-        # By key: run ids are the store's own and change when it is made anew.
-        for ending, make in (("md", report.markdown), ("tex", report.latex), ("csv", report.csv)):
-            (folder / f"table.{ending}").write_text(make(records), encoding="utf-8")
-        if (figure := plots.pareto(records)) is not None:
-            plots.save(figure, folder / "pareto.png")
+    def write(folder: Path) -> Texts:
+        return write_sweep(folder, root, sweep, records)
 
-    return RunView("", name, records, tags, shared, {}, write)
+    return RunView("", name, records, tags, _params(shared), {}, write)
 
 
 def job_run(sweep: Sweep, record: Record, name: str, root: Path, parent: str) -> RunView:
@@ -100,17 +98,27 @@ def job_run(sweep: Sweep, record: Record, name: str, root: Path, parent: str) ->
     if reasons := report.failures([record]):
         tags["gear.error"] = reasons[0][1]
     metrics = {
-        metric: value
+        _named(metric): value
         for metric, value in record["metrics"].items()
         # MLflow would store infinity as 1.8e308 and NaN as 0.
         if value is not None and math.isfinite(value)
     }
 
-    def write(folder: Path) -> None:
-        _write_job(folder, root, record)
+    def write(folder: Path) -> Texts:
+        return write_job(folder, root, record, _diff_path(root, record))
 
-    params = flatten(record["config"])
+    params = _params(flatten(record["config"]))
     return RunView(record["key"], name, [record], tags, params, metrics, write)
+
+
+def _params(flat: Texts) -> Texts:
+    """Return settings as MLflow takes parameters."""
+    return {_named(name): value[:VALUE_LENGTH] for name, value in flat.items()}
+
+
+def _named(text: str) -> str:
+    """Return a metric's or parameter's name as MLflow takes it (no commas, cut to its limit)."""
+    return re.sub(r"[^\w\-. /]", "_", text)[:NAME_LENGTH]
 
 
 def _tags(sweep: Sweep, kind: str, records: Sequence[Record]) -> Texts:
@@ -120,6 +128,8 @@ def _tags(sweep: Sweep, kind: str, records: Sequence[Record]) -> Texts:
         "gear.kind": kind,
         "gear.jobset": sweep.jobset,
         "gear.record": hashlib.sha256(digests.encode()).hexdigest(),
+        "mlflow.source.name": "run.py",
+        "mlflow.source.type": "LOCAL",
     }
     for group in GROUPS:
         names = dict.fromkeys(record["config"][group]["name"] for record in records)
@@ -133,13 +143,13 @@ def digest(record: Record) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def note(command: str, records: Sequence[Record]) -> str:
+def note(typed: str, records: Sequence[Record]) -> str:
     """Return the parent's description: the command and the table, cut to whole lines that fit."""
-    text = (f"`{command}`\n\n" if command else "") + report.markdown(records)
-    if len(text) <= NOTE_LENGTH:
+    text = (f"`{typed}`\n\n" if typed else "") + report.markdown(records)
+    if len(text) <= TAG_LENGTH:
         return text
     ending = "\n\n(cut: see table.md)\n"
-    return text[: NOTE_LENGTH - len(ending)].rpartition("\n")[0] + ending
+    return text[: TAG_LENGTH - len(ending)].rpartition("\n")[0] + ending
 
 
 def keep_diffs(root: Path, records: Sequence[Record], checkout: Path) -> None:
@@ -161,31 +171,6 @@ def keep_diffs(root: Path, records: Sequence[Record], checkout: Path) -> None:
 def _diff_path(root: Path, record: Record) -> Path:
     """Return where the diff of a record is kept."""
     return record_dir(root, record["key"]) / f"git-{digest(record)[:12]}.diff"
-
-
-def _write_job(folder: Path, root: Path, record: Record) -> None:
-    """Write config, record, samples, log, environment, figure by layer and diff of one record."""
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(record["config"]), encoding="utf-8")
-    _write_json(folder / "record.json", {**record, "mlflow_run_id": None})
-    _write_json(folder / "environment.json", record["environment"])
-    source = record_dir(root, record["key"])
-    for path, name in (
-        (source / SAMPLES, SAMPLES),
-        (source / LOG, LOG),
-        (_diff_path(root, record), "git.diff"),
-    ):
-        if path.is_file():
-            shutil.copyfile(path, folder / name)
-    samples = read_samples(source / SAMPLES) if (source / SAMPLES).is_file() else []
-    if (figure := plots.per_layer(record, samples)) is not None:
-        plots.save(figure, folder / "layers.png")
-    if (figure := plots.retrieval(record, samples)) is not None:
-        plots.save(figure, folder / "retrieval.png")
-
-
-def _write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON that people read."""
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def _milliseconds(moment: str) -> int:

@@ -37,19 +37,37 @@ class TrackingError(ValueError):
         )
 
 
+def uri_problem(uri: str | None) -> tuple[str, str, str] | None:
+    """Return where, why and what next for a ``tracking.uri`` that cannot be used, else None.
+
+    What may be secret in it is left out.
+    """
+    if uri is None or uri.startswith("sqlite:///"):
+        return None
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https"):
+        return (
+            f"tracking.uri={parts.scheme}:…", "must be sqlite:///path/mlflow.db, http://… or https://…",
+            "MLflow no longer writes folders of files.",
+        )  # fmt: skip
+    if "@" in parts.netloc or parts.query:
+        # It would be kept: commands are shown beside their results.
+        return (
+            f"tracking.uri={parts.scheme}://…", "must hold no user name, password or query",
+            "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN.",
+        )  # fmt: skip
+    return None
+
+
 def store_uri(root: Path, tracking: TrackingConfig) -> str:
-    """Return the absolute URI of the store. TrackingError for a scheme that is not supported."""
+    """Return the absolute URI of the store. TrackingError for one that cannot be used."""
+    if (problem := uri_problem(tracking.uri)) is not None:
+        raise TrackingError(*problem)
     if tracking.uri is None:
         return f"sqlite:///{root.resolve() / 'mlflow.db'}"
-    if urlsplit(tracking.uri).scheme in ("http", "https"):
-        return tracking.uri
     if tracking.uri.startswith("sqlite:///"):
         return f"sqlite:///{Path(tracking.uri.removeprefix('sqlite:///')).resolve()}"
-    scheme = tracking.uri.partition(":")[0]
-    raise TrackingError(
-        f"tracking.uri={scheme}:…", "must be sqlite:///path/mlflow.db, http://… or https://…",
-        "MLflow no longer writes folders of files.",
-    )  # fmt: skip
+    return tracking.uri
 
 
 def database(uri: str) -> Path | None:
@@ -57,18 +75,11 @@ def database(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:") else None
 
 
-def shown(uri: str) -> str:
-    """Return a URI that may be printed: without user name and password."""
-    parts = urlsplit(uri)
-    host = parts.netloc.rpartition("@")[2]
-    return uri if host == parts.netloc else parts._replace(netloc=host).geturl()
-
-
 def ui_command(root: Path, tracking: TrackingConfig, port: int = PORT) -> str:
     """Return the whole command that opens the store on loopback, or a remote store's address."""
     uri = store_uri(root, tracking)
     if database(uri) is None:
-        return shown(uri)
+        return uri
     here = Path(sys.executable).parent
     found = shutil.which("mlflow")
     on_path = found and Path(found).parent == here
@@ -78,7 +89,7 @@ def ui_command(root: Path, tracking: TrackingConfig, port: int = PORT) -> str:
     return (
         f"MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {program} ui "
         f"--backend-store-uri {shlex.quote(uri)} --host 127.0.0.1 --port {port} "
-        f"--allowed-hosts {hosts} --workers 1"
+        f"--allowed-hosts {hosts} --workers 1 --uvicorn-opts '--log-level warning'"
     )
 
 

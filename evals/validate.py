@@ -15,6 +15,8 @@ from hydra.core.override_parser.types import Override
 from evals.compose import Plan, make_method
 from evals.names import ConfigError
 from evals.schema import Config
+from evals.tracking_store import uri_problem
+from gear.methods import METHODS, load_method
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "model.source": ("smollm2", "tiny", "hub", "local"),
@@ -78,6 +80,9 @@ def check_config(config: Config) -> None:
             raise ConfigError(f"{name}={value!r}: must be above 0, or null for no limit.")
     if not 0 < config.eval.confidence < 1:
         raise ConfigError(f"eval.confidence={config.eval.confidence!r}: must be between 0 and 1.")
+    if (problem := uri_problem(config.tracking.uri)) is not None:
+        where, why, step = problem
+        raise ConfigError(f"{where}: {why}. {step}")
     if (config.eval.task == "downstream") != (config.dataset.task is not None):
         raise ConfigError(
             f"eval={config.eval.name}, dataset={config.dataset.name}: eval=downstream asks a task's"
@@ -109,9 +114,14 @@ def check_plan(plan: Plan) -> list[str]:
     if unused and not any(method.uses_gear for method in methods.values()):
         return [
             f"{', '.join(unused)}: not used by cache={', '.join(methods)}."
-            " GEAR's numbers change cache=gear, gear_l, kivi, outlier_kivi and kcvt only."
+            f" GEAR's numbers change cache={', '.join(_gear_family())} only."
         ]
     return []
+
+
+def _gear_family() -> list[str]:
+    """Return the methods that take GEAR's numbers."""
+    return [name for name, target in METHODS.items() if load_method(target).uses_gear]
 
 
 def _is_gear(override: Override) -> bool:

@@ -1,7 +1,7 @@
 """Open the runs in MLflow's own pages, on this machine only: ``python scripts/ui.py``.
 
 Runs the command that every sweep prints at its end (``--print`` shows it and does nothing), says
-when it answers, and ends with Ctrl-C.
+when it answers and where the newest sweep is, and ends with Ctrl-C.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import json
 import os
 import signal
 import socket
@@ -16,12 +17,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 # A checkout that is not installed: the packages lie beside this folder.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from evals.record import results_root
 from evals.schema import TrackingConfig
+from evals.tracking_columns import VIEW_TAG, view_id
 from evals.tracking_store import (
     PORT,
     TrackingError,
@@ -84,6 +87,8 @@ def _serve(command: str, port: int) -> int:
             print(f"MLflow did not start within {START_S:.0f} s: {command}", file=sys.stderr)
             return 1
         print(f"MLflow is at http://127.0.0.1:{port} (Ctrl-C ends it)", flush=True)
+        for line in _newest(port):
+            print(line, flush=True)
         return server.wait()
     except KeyboardInterrupt:
         return 0
@@ -91,6 +96,48 @@ def _serve(command: str, port: int) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGTERM)
         server.wait()
+
+
+def _newest(port: int) -> list[str]:
+    """Return where the sweep that finished last is, and its experiment in the columns made for it.
+
+    Nothing where the server has no sweep: it is then of somebody else.
+    """
+    found = _ask(port, "experiments/search", {"max_results": 1000, "view_type": "ACTIVE_ONLY"})
+    experiments = {item["experiment_id"]: item for item in found.get("experiments", [])}
+    query = {
+        "experiment_ids": list(experiments),
+        "filter": "tags.`gear.kind` = 'sweep'",
+        "order_by": ["attributes.end_time DESC"],
+        "max_results": 1,
+    }
+    runs = _ask(port, "runs/search", query).get("runs", []) if experiments else []
+    if not runs:
+        return []
+    run, experiment = runs[0], experiments[runs[0]["info"]["experiment_id"]]
+    page = f"http://127.0.0.1:{port}/#/experiments/{experiment['experiment_id']}/runs"
+    # Without it the pages are those of applications that make traces.
+    kind = "workflowType=machine_learning"
+    lines = [f"newest sweep: {page}/{run['info']['run_id']}?{kind}  ({run['info']['run_name']})"]
+    for name in sorted(tag["key"] for tag in experiment.get("tags", [])):
+        if name.startswith(prefix := VIEW_TAG + view_id("")):
+            view = name.removeprefix(prefix)
+            lines.append(f"view of {view}: {page}?{kind}&viewStateShareKey={view_id(view)}")
+    return lines
+
+
+def _ask(port: int, what: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the server's answer to a question of MLflow's REST interface; nothing if it has none.
+
+    The pages open without it, so it is no reason to end them.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    with contextlib.suppress(OSError, ValueError), contextlib.closing(connection):
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", f"/api/2.0/mlflow/{what}", json.dumps(body), headers)
+        answer = json.load(connection.getresponse())
+        return answer if isinstance(answer, dict) else {}
+    return {}
 
 
 def _answers(server: subprocess.Popen[bytes], port: int) -> bool:

@@ -58,6 +58,7 @@ def test_only_models_loads_models() -> None:
         ("gear", ["mlx", "mlx_lm", "hydra", "mlflow"]),
         ("gear.config", ["mlx", "numpy"]),
         ("gear.methods.gear", ["mlx"]),
+        ("gear.methods.per_token", ["mlx"]),
         ("evals.cli", ["mlx", "mlx_lm", "mlflow", "datasets", "transformers", "matplotlib"]),
         ("evals.runner", ["mlx", "mlx_lm", "mlflow", "transformers"]),
         ("evals.compute", ["mlflow", "hydra"]),

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_a_child_shows_its_record(logged: Any) -> None:
     assert run.info.status == "FINISHED"
     assert run.info.end_time - run.info.start_time == 20_000
     (dataset,) = run.inputs.dataset_inputs
-    assert (dataset.dataset.name, dataset.dataset.digest) == ("embedded", "cd" * 18)
+    assert (dataset.dataset.name, dataset.dataset.digest) == ("embedded", "cd" * 6)
     assert dataset.dataset.source_type == "embedded"
 
 
@@ -102,7 +103,8 @@ def test_a_childs_files(logged: Any) -> None:
     root, records, _ = logged
     files = files_of(runs_of(root)["gear (gear.rank=8)"])
     assert set(files) == {
-        "config.yaml", "record.json", "environment.json", "samples.jsonl", "log.txt", "layers.png",
+        "config.yaml", "record.json", "environment.json", "samples.jsonl", "log.txt",
+        "samples.json", "layers.json", "layers.png", "layers.csv",
     }  # fmt: skip
     assert json.loads(files["record.json"]) == records[2]
     assert b"rank: 8" in files["config.yaml"]
@@ -126,8 +128,69 @@ def test_the_parent_shows_the_table_and_the_command(logged: Any) -> None:
     assert parent.data.params["model.name"] == "tiny"
     assert "gear.rank" not in parent.data.params
     files = files_of(parent)
-    assert set(files) == {"table.md", "table.tex", "table.csv", "pareto.png"}
+    figures = ("pareto", "rank", "bytes_by_term")
+    assert set(files) == {
+        "report.html",
+        *(f"table.{ending}" for ending in ("md", "tex", "csv", "html")),
+        *(f"{name}.{ending}" for name in figures for ending in ("png", "pdf", "csv")),
+    }
+    assert b"<td>gear (gear.rank=8)</td>" in files["table.html"]
     assert view.parent_run_id.encode() not in b"".join(files.values())
+
+
+def test_a_parent_is_named_by_its_experiment(root: Path) -> None:
+    records = commit(root, [finished("kivi", 0.25)])
+    view = log_sweep(root, records, ["experiment=mine", "-m"], MLFLOW)
+    parent = client_of(root).get_run(view.parent_run_id)
+    assert parent.info.run_name == "mine · tiny · embedded · decode · 1 job"
+    assert parent.data.tags["gear.experiment"] == "mine"
+
+
+def test_a_jobs_samples_and_layers_are_tables_that_mlflow_reads(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store_uri(root, MLFLOW))  # load_table asks it alone
+    (record,) = commit(root, [{**finished("kivi", 0.25), "words": ["cache=kivi", "seed=0"]}])
+    samples = [
+        {"document": f"d{i}", "text": "long " * 100, "tokens": [i, 2], "absent": None}
+        for i in range(250)
+    ]
+    text = "".join(json.dumps(sample) + "\n" for sample in samples)
+    path = store.record_dir(root, record["key"]) / store.SAMPLES
+    path.write_text(text, encoding="utf-8")
+    view = log_sweep(root, [record], [], MLFLOW)
+    client, run_id = client_of(root), view.run_ids[record["key"]]
+    experiment = client.get_experiment_by_name("gear").experiment_id
+    shown = client.load_table(experiment, "samples.json", [run_id])
+    assert list(shown.columns) == ["document", "text", "tokens"]
+    assert len(shown) == 200
+    assert shown["text"][0] == ("long " * 100)[:299] + "…"
+    assert shown["tokens"][7] == "[7, 2]"
+    layers = client.load_table(experiment, "layers.json", [run_id])
+    assert list(layers["stored_bytes"]) == [75_000, 75_000]
+    note = client.get_run(run_id).data.tags["mlflow.note.content"]
+    assert "the first 200 of 250 samples, texts cut to 300 characters" in note
+    assert "python run.py cache=kivi seed=0" in note
+
+
+def test_views_of_the_experiment_have_what_varies_and_what_is_measured(root: Path) -> None:
+    def columns(name: str) -> list[str]:
+        tags = client_of(root).get_experiment_by_name("gear").tags
+        view = json.loads(tags[f"mlflow.sharedViewState.gear-{name}"])
+        state = json.loads(view["state"])
+        assert view["selectedColumns"] == state["selectedColumns"]  # MLflow before 3.17 reads it
+        return state["selectedColumns"]
+
+    first = columns("perplexity")
+    assert first[:2] == ["metrics.`kv/size_pct`", "metrics.`quality/ppl_token/decode`"]
+    assert {"params.`gear.rank`", "params.`cache.name`", "tags.`gear.model`"} <= set(first)
+    assert "params.`gear.bits`" not in first
+    settings = [GearConfig(bits=bits) for bits in (2, 4)]
+    log_sweep(root, commit(root, [finished(settings=s) for s in settings]), [], MLFLOW)
+    asked = commit(root, [finished("kivi", eval={"task": "downstream"})])
+    log_sweep(root, asked, [], MLFLOW)
+    assert set(columns("perplexity")) == {*first, "params.`gear.bits`"}
+    assert set(columns("sweeps")) >= {*columns("perplexity"), *columns("downstream")}
 
 
 def test_the_same_sweep_in_another_order_adds_nothing(root: Path) -> None:
@@ -231,16 +294,28 @@ def test_rebuilt_from_records_alone_it_is_the_same(root: Path) -> None:
         own = ("mlflow.parentRunId", "gear.parent")
         tags = {k: v for k, v in run.data.tags.items() if k not in own}
         times = run.info.start_time, run.info.end_time, run.info.status
-        return run.data.params, run.data.metrics, tags, times, files_of(run)
+        files = {n: sha256(content).hexdigest() for n, content in files_of(run).items()}
+        data = [to_json(dataset) for dataset in run.inputs.dataset_inputs]
+        return run.data.params, run.data.metrics, tags, times, files, data
 
-    before = {name: content(run) for name, run in runs_of(root).items()}
+    def to_json(dataset: Any) -> str:
+        return json.dumps(dataset.to_dictionary(), sort_keys=True)
+
+    def tags() -> dict[str, str]:
+        return client_of(root).get_experiment_by_name("gear").tags
+
+    commit(root, [finished("kivi", 0.25)])  # of no sweep yet
+    sync(root, MLFLOW)
+    before, described = {name: content(run) for name, run in runs_of(root).items()}, tags()
+    assert len(before) == 7
     shutil.rmtree(root / "artifacts")
     (root / "mlflow.db").unlink()
     ids = {record["key"]: record["mlflow_run_id"] for record in store.records(root)}
-    (view,) = sync(root, MLFLOW)
+    views = sync(root, MLFLOW)
     assert {name: content(run) for name, run in runs_of(root).items()} == before
+    assert tags() == described
     assert {record["key"]: record["mlflow_run_id"] for record in store.records(root)} == ids
-    assert set(view.run_ids) == set(ids)
+    assert {key for view in views for key in view.run_ids} == set(ids)
 
 
 def test_sync_shows_a_record_of_no_sweep_by_itself(root: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evals.schema import TrackingConfig
-from evals.tracking_store import TrackingError, shown, store_uri, ui_command
+from evals.tracking_store import TrackingError, store_uri, ui_command
 
 MLFLOW = TrackingConfig(name="mlflow")
 
@@ -20,9 +20,19 @@ def test_a_store_that_is_not_supported_is_refused(uri: str, tmp_path: Path) -> N
     assert "secret" not in str(caught.value)
 
 
-def test_a_servers_password_is_never_shown() -> None:
-    assert shown("https://me:secret@host:5000/x") == "https://host:5000/x"
-    assert ui_command(Path(), replace(MLFLOW, uri="https://me:secret@host")) == "https://host"
+@pytest.mark.parametrize(
+    "uri", ["https://me:secret@host:5000/x", "http://secret@host", "https://host/?token=secret"]
+)
+def test_a_password_in_the_address_is_refused_and_not_shown(uri: str, tmp_path: Path) -> None:
+    config = replace(MLFLOW, uri=uri)
+    for read in (lambda: store_uri(tmp_path, config), lambda: ui_command(tmp_path, config)):
+        with pytest.raises(TrackingError, match="MLFLOW_TRACKING_PASSWORD") as caught:
+            read()
+        assert "secret" not in str(caught.value)
+
+
+def test_a_servers_address_is_the_command() -> None:
+    assert ui_command(Path(), replace(MLFLOW, uri="https://host:5000/x")) == "https://host:5000/x"
 
 
 def test_the_store_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

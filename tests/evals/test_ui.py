@@ -67,6 +67,13 @@ def test_sync_fills_the_store_and_the_printed_command_serves_it(tmp_path: Path) 
     try:
         assert server.stdout is not None
         assert any(f"MLflow is at http://127.0.0.1:{port}" in line for line in server.stdout)
+        newest, *views = [server.stdout.readline() for _ in range(3)]
+        assert newest.startswith(f"newest sweep: http://127.0.0.1:{port}/#/experiments/1/runs/")
+        assert newest.endswith(
+            "?workflowType=machine_learning  (tiny · embedded · decode · 3 jobs)\n"
+        )
+        assert [line.split(": ")[0] for line in views] == ["view of perplexity", "view of sweeps"]
+        assert all(line.split("viewStateShareKey=")[1].startswith("gear-") for line in views)
         _check_runs(port, tmp_path, records)
         with pytest.raises(urllib.error.HTTPError, match="403"):
             ask(port, "/api/2.0/mlflow/experiments/get?experiment_id=0", host="example.org")
