@@ -169,8 +169,9 @@ class BatchGearCache(_BaseCache):
             taken = [r.buffer.take(settings.n_b) for r in due]
             keys, values = (mx.concatenate(list(side)) for side in zip(*taken, strict=True))
             k, v = compress_pair(keys, values, settings, prefill=False, layer=due[0].layer)
+            alone = len(due) == 1
             for i, row in enumerate(due):
-                row.add_blocks((k.row(i), v.row(i)), prefill=False)
+                row.add_blocks((k, v) if alone else (k.row(i), v.row(i)), prefill=False)
 
     def flush(self) -> None:
         """Compress what is due in every row."""
