@@ -91,7 +91,7 @@ def latex(table: Table, command: Sequence[str], *, standalone: bool = False) -> 
         r"\toprule", *_latex_heading(table), r"\midrule", body, r"\bottomrule",
         r"\end{tabular}",
         "",
-        r"{\footnotesize\raggedright", *(rf"\noindent {note}\par" for note in below), "}",
+        r"\medskip{\footnotesize\raggedright", *(rf"\noindent {note}\par" for note in below), "}",
         "",
     ]  # fmt: skip
     text = "\n".join(lines)
