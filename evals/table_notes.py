@@ -94,8 +94,8 @@ def _marks(table: Table) -> list[str]:
         found.append("bold: best of a column, fp16 aside")
     if any(line["significant"] for line in every):
         found.append(
-            f"{DAGGER} differs from fp16: p below {P_VALUE} in McNemar's exact test or, where answers"
-            " are not right or wrong, an interval of the difference without 0"
+            f"{DAGGER} differs from fp16: p below {P_VALUE} in McNemar's exact test or, where"
+            " answers are not right or wrong, an interval of the difference without 0"
         )
     methods = "".join(method for method, _ in table.rows)
     return found + [f"{mark} {text}" for mark, text in columns.NOTES.items() if mark in methods]
