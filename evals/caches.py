@@ -28,6 +28,12 @@ class Caches:
         covered = len(self.covered)
         return {"layers": len(self.layers), "covered_layers": covered, "packed_layers": packed}
 
+    @property
+    def query_window(self) -> int:
+        """The prompt's last queries that the method needs to compress it; mostly none."""
+        layers = (self.layers[index] for index in self.covered)
+        return max((getattr(layer, "query_window", 0) for layer in layers), default=0)
+
     def flush(self) -> None:
         """Compress what is due in every covered layer."""
         for index in self.covered:

@@ -125,7 +125,8 @@ def _context(
     )  # fmt: skip
     method, exact = build_method(spec["cache"]), build_method(FP16)
     measured, route = EvalConfig(**spec["config"]["eval"]), None
-    if method.uses_gear and measured.attention == "packed":
+    packed = method.uses_gear and measured.attention == "packed"
+    if packed or getattr(method, "needs_route", False):
         route = stack.enter_context(routed(model, measured.tile_tokens))
     parts: dict[str, Any] = {
         "model": model,

@@ -2,7 +2,8 @@
 
 Each check reads the run's config, samples and metrics, never the caches. The guards on compression
 and on KL do not apply to ``cache=fp16`` nor to ``eval=oneshot`` where attention is exact: one pass
-cannot see a cache that is exact for its own tokens. No MLX here.
+cannot see a cache that is exact for its own tokens; nor to an eviction whose budget takes every
+prompt whole. No MLX here.
 """
 
 from __future__ import annotations
@@ -46,6 +47,21 @@ class _Run:
         return one_pass and any(layer.get("attend") == "exact" for layer in self.layers)
 
     @property
+    def evicts_nothing(self) -> bool:
+        """Whether an evicting method's budget is no less than the longest prompt."""
+        first = self.layers[0] if self.layers else {}
+        if "budget" not in first:
+            return False
+        if first["budget_fraction"] is not None:
+            return first["budget_fraction"] == 1
+        return all(s["timing"]["prefill_tokens"] <= first["budget"] for s in self.samples)
+
+    @property
+    def equals_fp16(self) -> bool:
+        """Whether the run is fp16's by its settings, so that nothing can differ from it."""
+        return self.is_exact or self.sees_no_cache or self.evicts_nothing
+
+    @property
     def may_be_uncompressed(self) -> bool:
         """Whether the user asked for a run that compresses too little to mean anything."""
         return self.config["eval"]["allow_uncompressed"]
@@ -56,7 +72,7 @@ def _tokens_compressed(run: _Run) -> str:
 
     A downstream item may be too short for a block: there `_context_compressed` looks at all.
     """
-    if run.is_exact or run.sees_no_cache:
+    if run.equals_fp16:
         return NOT_APPLICABLE
     if run.coverage["covered_layers"] == 0:
         return "failed: no layer of this model has a cache that the method can compress"
@@ -99,7 +115,7 @@ def _cache_class(run: _Run) -> str:
 
 def _below_fp16(run: _Run) -> str:
     """Require fewer stored bytes than fp16 would take, unless the settings allow more."""
-    if run.is_exact or run.sees_no_cache:
+    if run.equals_fp16:
         return NOT_APPLICABLE
     if run.may_be_uncompressed or any(s.get("allow_larger_than_fp16") for s in run.layers):
         return NOT_APPLICABLE
@@ -114,7 +130,7 @@ def _below_fp16(run: _Run) -> str:
 
 def _differs_from_fp16(run: _Run) -> str:
     """Refuse KL and flips, or differences from fp16, of exactly 0: no cache was seen."""
-    if run.is_exact or run.sees_no_cache or run.task == "reconstruction":
+    if run.equals_fp16 or run.task == "reconstruction":
         return NOT_APPLICABLE
     if run.task == "downstream":
         # without it no generation was fp16's, and so none could be compared

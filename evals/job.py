@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from evals import blas, models, retrieval
+from evals import blas, calibrated, models, retrieval
 from evals.data import content_hash, load_documents
 from evals.items import load_items
 from evals.record import PROTOCOL_VERSION, plain, run_key
@@ -68,6 +68,8 @@ def build_job(cfg: Config, root: Path) -> Job:
         **asdict(cfg.job),
     }
     job = _arm(cfg.cache, cfg.eval, model, config, spec)
+    text = config["dataset"]["content_hash"]
+    calibrated.check(job.spec["cache"], model.weight_hash, text, cfg.dataset, cfg.seed)
     if not has_baseline(cfg):
         return job
     baseline = _arm(FP16, cfg.eval, model, config, spec)

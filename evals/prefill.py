@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 
 from evals.caches import Caches
+from gear.queries import watched
 
 _GIB = 1 << 30
 
@@ -32,11 +33,15 @@ class PrefillState:
     layers: list[Any]
     tokens: int
     given: int = 0
+    window: int = 0
+    queries: dict[int, mx.array] = field(default_factory=dict)
+    """By layer the last ``window`` queries, where a method asked for them (gear/queries.py)."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays held."""
-        return sum(layer.nbytes for layer in self.layers)
+        queries = sum(a.nbytes for a in self.queries.values())
+        return queries + sum(layer.nbytes for layer in self.layers)
 
 
 def evaluate(layers: Sequence[Any]) -> None:
@@ -45,17 +50,22 @@ def evaluate(layers: Sequence[Any]) -> None:
 
 
 def exact_prefill(
-    model: Any, tokens: list[int], chunk: int, prefix: PrefillState | None = None
+    model: Any, tokens: list[int], chunk: int, prefix: PrefillState | None = None, window: int = 0
 ) -> PrefillState:
     """Run ``tokens`` over the model's own exact caches, ``chunk`` tokens a call.
 
-    With a ``prefix``, whose tokens ``tokens`` begin with, a copy of its caches takes the rest.
+    With a ``prefix``, whose tokens ``tokens`` begin with, a copy of its caches takes the rest. The
+    last ``window`` queries of each layer are kept beside; they change nothing else.
     """
     layers = copy.deepcopy(prefix.layers) if prefix else make_prompt_cache(model)
-    for start in range(prefix.tokens if prefix else 0, len(tokens), chunk):
-        model(mx.array(tokens[start : start + chunk])[None], cache=layers)
-        evaluate(layers)
-    return PrefillState(layers, len(tokens))
+    earlier = prefix.queries if prefix else {}
+    with watched(model, layers, window, earlier) as (caches, last):
+        for start in range(prefix.tokens if prefix else 0, len(tokens), chunk):
+            model(mx.array(tokens[start : start + chunk])[None], cache=caches)
+            evaluate(caches)
+            mx.eval([q.array for q in last.values()])
+    queries = {i: q.array for i, q in last.items() if q.array is not None}
+    return PrefillState(layers, len(tokens), window=window, queries=queries)
 
 
 def hand_over(state: PrefillState, caches: Caches) -> None:
@@ -66,6 +76,8 @@ def hand_over(state: PrefillState, caches: Caches) -> None:
     """
     for index, exact in enumerate(state.layers):
         if index in caches.covered:
+            if caches.query_window and index in state.queries:
+                caches.layers[index].observe(state.queries[index])
             caches.layers[index].update_and_fetch(*exact.keys_and_values())
         else:
             caches.layers[index] = copy.deepcopy(exact)
@@ -83,7 +95,7 @@ class PrefillStore:
         self.max_bytes = int(memory_gib * _GIB)
         self._states: OrderedDict[tuple[int, ...], PrefillState] = OrderedDict()
         self._folder = spill
-        self._spilled: dict[tuple[int, ...], Path] = {}
+        self._spilled: dict[tuple[int, ...], tuple[Path, int]] = {}  # with the queries' window
 
     @property
     def nbytes(self) -> int:
@@ -91,14 +103,15 @@ class PrefillStore:
         return sum(state.nbytes for state in self._states.values())
 
     def prefill(
-        self, model: Any, tokens: list[int], chunk: int, shared: int = 0
+        self, model: Any, tokens: list[int], chunk: int, shared: int = 0, window: int = 0
     ) -> tuple[PrefillState, bool]:
         """Return the prefill of ``tokens`` and whether it was reused.
 
         The first ``shared`` tokens, which many prompts begin with, are a prefill of their own; the
         rest is computed on a copy of it. Chunk and ``shared`` are part of the key: they move the
-        last digits, and a record must not depend on what ran before it. A prefill over the bound
-        is returned but not kept.
+        last digits, and a record must not depend on what ran before it. One without the last
+        ``window`` queries that are asked for is computed again. A prefill over the bound is
+        returned but not kept.
         """
         if not 0 <= shared <= len(tokens):
             raise ValueError(
@@ -108,8 +121,10 @@ class PrefillStore:
         if shared == len(tokens):  # the prefix itself
             shared = 0
         key = (chunk, shared, *tokens)
-        reused = key in self._states or key in self._spilled
-        state = self._held(key) if reused else self._computed(model, tokens, chunk, shared)
+        state = self._held(key)
+        reused = state is not None and state.window >= window
+        if state is None or not reused:
+            state = self._computed(model, tokens, chunk, shared, window)
         self._keep(key, state)
         prefix = (chunk, 0, *tokens[:shared])
         if prefix in self._states:  # it is worth more than a prompt of its own
@@ -118,19 +133,26 @@ class PrefillStore:
             self._put_out(*self._states.popitem(last=False))
         return state, reused
 
-    def _held(self, key: tuple[int, ...]) -> PrefillState:
-        """Take a prefill out of memory, or load it from disk."""
+    def _held(self, key: tuple[int, ...]) -> PrefillState | None:
+        """Take a prefill out of memory, or load it from disk; None where it is in neither."""
         if key in self._states:
             return self._states.pop(key)
-        layers: Any = load_prompt_cache(str(self._spilled[key]))
-        return PrefillState(layers, len(key) - 2)
+        if key not in self._spilled:
+            return None
+        path, window = self._spilled[key]
+        layers: Any = load_prompt_cache(str(path))
+        held: Any = mx.load(str(_queries_beside(path))) if window else {}
+        queries = {int(i): a for i, a in held.items()}
+        return PrefillState(layers, len(key) - 2, window=window, queries=queries)
 
-    def _computed(self, model: Any, tokens: list[int], chunk: int, shared: int) -> PrefillState:
+    def _computed(
+        self, model: Any, tokens: list[int], chunk: int, shared: int, window: int
+    ) -> PrefillState:
         """Compute a prefill, its first ``shared`` tokens through a prefill that is kept."""
         if not shared:
-            return exact_prefill(model, tokens, chunk)
-        prefix, reused = self.prefill(model, tokens[:shared], chunk)
-        state = exact_prefill(model, tokens, chunk, prefix)
+            return exact_prefill(model, tokens, chunk, window=window)
+        prefix, reused = self.prefill(model, tokens[:shared], chunk, window=window)
+        state = exact_prefill(model, tokens, chunk, prefix, window)
         return replace(state, given=shared) if reused else state
 
     def _keep(self, key: tuple[int, ...], state: PrefillState) -> None:
@@ -142,8 +164,20 @@ class PrefillStore:
 
     def _put_out(self, key: tuple[int, ...], state: PrefillState) -> None:
         """Write a prefill that memory has no room for to disk, once, where that is asked for."""
-        if self._folder is None or key in self._spilled:
+        if self._folder is None:
             return
-        path = self._folder / f"{len(self._spilled)}.safetensors"
-        save_prompt_cache(str(path), state.layers)
-        self._spilled[key] = path
+        new = self._folder / f"{len(self._spilled)}.safetensors", -1
+        path, window = self._spilled.get(key, new)
+        if state.window <= window:
+            return
+        if window < 0:
+            save_prompt_cache(str(path), state.layers)
+        if state.window:
+            queries = {str(i): a for i, a in state.queries.items()}
+            mx.save_safetensors(str(_queries_beside(path)), queries)
+        self._spilled[key] = path, state.window
+
+
+def _queries_beside(path: Path) -> Path:
+    """Return the file of a spilled prefill's queries."""
+    return path.with_suffix(".queries.safetensors")

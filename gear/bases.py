@@ -28,6 +28,16 @@ BASES = {
     "vector": "gear.grids.Vector",
     "affine_mlx": "gear.grids.AffineMlx",
     "per_token": "gear.methods.per_token.PerTokenBase",
+    "kvquant": "gear.methods.kvquant.KvQuantBase",
+    "turboquant": "gear.methods.turboquant.TurboQuantBase",
+    "turboquant_prod": "gear.methods.turboquant_prod.TurboQuantProdBase",
+    "qjl": "gear.methods.qjl.QjlBase",
+    "rabitq": "gear.methods.rabitq.RabitqBase",
+    "skvq": "gear.methods.skvq.SkvqBase",
+    "svdq": "gear.methods.svdq.SvdqBase",
+    "palu": "gear.methods.palu.PaluBase",
+    "vecinfer": "gear.methods.vecinfer.VecInferBase",
+    "cachegen": "gear.methods.cachegen.CacheGenBase",
 }
 Options = tuple[tuple[str, Any], ...]
 

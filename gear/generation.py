@@ -14,7 +14,6 @@ from unittest.mock import patch
 from mlx_lm.models.cache import KVCache
 
 from gear.attention import TILE_TOKENS
-from gear.cache import GearCache
 from gear.config import GearConfig
 from gear.methods.gear import Gear
 from gear.routing import Route, native_caches, routed
@@ -32,8 +31,9 @@ def fresh_caches(model: Any, maker: CacheMaker, route: Route | None = None) -> l
     """Return new caches for ``model``, one per layer: the maker's where it uses a plain `KVCache`.
 
     Sliding-window, SSM and chunked layers keep their own cache. The model's class says which
-    those are, whatever ``make_cache`` was put on the instance. Caches of GEAR's family on layers
-    of ``route`` attend packed. Errors: ``ValueError`` for a model without a plain `KVCache`.
+    those are, whatever ``make_cache`` was put on the instance. Caches that can attend to what they
+    hold (GEAR's family, evicting ones) do so on layers of ``route``. Errors: ``ValueError`` for a
+    model without a plain `KVCache`.
     """
     caches = native_caches(model)
     covered = [index for index, cache in enumerate(caches) if type(cache) is KVCache]
@@ -45,7 +45,7 @@ def fresh_caches(model: Any, maker: CacheMaker, route: Route | None = None) -> l
         )
     for index in covered:
         caches[index] = maker.make_cache(index, len(caches))
-        if route is not None and index in route.layers and isinstance(caches[index], GearCache):
+        if route is not None and index in route.layers and hasattr(caches[index], "route"):
             caches[index].route = route
     return caches
 

@@ -105,13 +105,14 @@ def load_prompt_cache(file_name: str | Path, return_metadata: bool = False) -> A
     from gear.age_tiers import AgeTieredCache, BatchAgeTieredCache
     from gear.batch import BatchGearCache
     from gear.cache import GearCache
+    from gear.evicting import EvictingCache
     from gear.exact import ExactCache
     from gear.mlx_quantized import MlxQuantizedCache
     from gear.port_cache import BatchPortCache, PortCache
 
     classes = (
         GearCache, BatchGearCache, PortCache, BatchPortCache, ExactCache, MlxQuantizedCache,
-        AgeTieredCache, BatchAgeTieredCache,
+        AgeTieredCache, BatchAgeTieredCache, EvictingCache,
     )  # fmt: skip
     ours = {c.__name__: c for c in classes}
     with patch.dict(vars(mlx_lm_cache), ours):

@@ -32,7 +32,9 @@ def _sample(ctx: Context, window: Window) -> Sample:
     meter, caches = Meter(), ctx.make_caches()
     before = class_counts(caches)
     with meter.phase("prefill"):
-        state, reused = ctx.prefills.prefill(ctx.model, window.prefill, ctx.eval.prefill_chunk)
+        state, reused = ctx.prefills.prefill(
+            ctx.model, window.prefill, ctx.eval.prefill_chunk, window=caches.query_window
+        )
     with meter.phase("compress"):
         hand_over(state, caches)
     kv, layers = caches.bytes(), []

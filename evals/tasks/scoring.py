@@ -92,7 +92,9 @@ class Prefiller:
             return
         if self.how == "exact":
             with meter.phase("prefill"):
-                state, reused = self.prefills.prefill(self.model, tokens, self.chunk, shared)
+                state, reused = self.prefills.prefill(
+                    self.model, tokens, self.chunk, shared, caches.query_window
+                )
             if reused:
                 meter.base_bytes -= state.nbytes
             if reused or state.given:

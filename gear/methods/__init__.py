@@ -21,6 +21,21 @@ METHODS = {
     "outlier_kivi": "gear.methods.outlier_kivi.OutlierKivi",
     "kcvt": "gear.methods.kcvt.Kcvt",
     "per_token": "gear.methods.per_token.PerToken",
+    "kvquant": "gear.methods.kvquant.KvQuant",
+    "turboquant": "gear.methods.turboquant.TurboQuant",
+    "turboquant_prod": "gear.methods.turboquant_prod.TurboQuantProd",
+    "qjl": "gear.methods.qjl.Qjl",
+    "rabitq": "gear.methods.rabitq.Rabitq",
+    "rabitq_extended": "gear.methods.rabitq.RabitqExtended",
+    "skvq": "gear.methods.skvq.Skvq",
+    "svdq": "gear.methods.svdq.Svdq",
+    "palu": "gear.methods.palu.Palu",
+    "vecinfer": "gear.methods.vecinfer.VecInfer",
+    "cachegen": "gear.methods.cachegen.CacheGen",
+    "agetiered": "gear.methods.agetiered.AgeTiered",
+    "qfilters": "gear.methods.qfilters.QFilters",
+    "adakv": "gear.methods.adakv.AdaKV",
+    "nestedkv": "gear.methods.nestedkv.NestedKV",
 }
 
 

@@ -14,12 +14,16 @@ from omegaconf import OmegaConf
 
 from evals.caches import Caches, make_caches
 from gear import GearConfig, load_prompt_cache
+from gear.bases import BASES
 from gear.methods import METHODS, load_method
+from tests.gear.calibrated import calibration_file, needs_file
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = sorted(path.stem for path in (ROOT / "conf/cache").glob("*.yaml"))
 LENGTHS = [1, 5, 33, 300]
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
+ERROR = {"rabitq": 0.8, "turboquant_prod_2bit": 0.8}
+"""Bounds of methods whose unbiased scores cost error: √(π/2 - 1) and √(0.36 · π/2) on keys."""
 
 
 def _method(option: str) -> Any:
@@ -27,6 +31,8 @@ def _method(option: str) -> Any:
     node = _node(option)
     fields = {k: v for k, v in node.items() if k not in ("name", "_target_", "settings")}
     cls = load_method(node["_target_"])
+    if cls.name in BASES and needs_file(cls.name):
+        fields["calibration"] = calibration_file(cls.name)
     return cls(**fields, **({"settings": GearConfig()} if cls.uses_gear else {}))
 
 
@@ -46,6 +52,8 @@ def _kv(tokens: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array]:
 
 def _fill(caches: Caches, tokens: int, dtype: mx.Dtype = mx.float32) -> Caches:
     for layer in caches.layers:
+        if getattr(layer, "query_window", 0):  # as the harness hands over an exact prefill
+            layer.observe(mx.random.normal((1, 4, tokens, 64), key=mx.random.key(3)))
         layer.update_and_fetch(*_kv(tokens, dtype))
     caches.flush()
     return caches
@@ -83,7 +91,9 @@ def test_bytes_add_up_and_are_those_of_the_arrays(option: str, tokens: int) -> N
     if tokens == 300:
         compresses = _method(option).compresses
         assert (size["tokens_compressed_min"] > 0) == compresses
-        assert (size["stored_bytes"] < 0.7 * size["fp16_bytes"]) == compresses
+        budget = getattr(_method(option), "budget", 0)  # what an eviction is to keep
+        most = max(0.7, (budget + 3) / tokens)
+        assert (size["stored_bytes"] < most * size["fp16_bytes"]) == compresses
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -93,7 +103,7 @@ def test_error_is_bounded_and_the_dtype_kept(option: str, dtype: mx.Dtype) -> No
     for x, seen in zip(_kv(300, dtype), caches.layers[0].reconstruct(), strict=True):
         assert seen.dtype == dtype
         error = mx.linalg.norm((seen - x).astype(mx.float32)) / mx.linalg.norm(x.astype(mx.float32))
-        assert error.item() < (0.6 if _method(option).compresses else 1e-6)
+        assert error.item() < (ERROR.get(option, 0.6) if _method(option).compresses else 1e-6)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -9,19 +9,22 @@ import numpy as np
 
 from gear import GearConfig, resolve
 from gear.config import LayerSettings
+from tests.gear.calibrated import calibration_file, needs_file
 from tests.gear.oracle_cases import to_numpy
 
 TRIAL = "tests.gear.trial_base.Trial"
 OWN: dict[str, dict[str, Any]] = {
     "trial": {"bits": 1},
     "cachegen": {"base_options": {"tokens": 8}},
+    "palu": {"base_options": {"most": 0.25}},
 }
 """Settings that a base cannot do without; the others are tested at 2 bits."""
 
 
 def settings(base: str, **values: Any) -> LayerSettings:
     """Return settings of two terms beside ``base``, at blocks of 64 tokens."""
-    values = {"n_b": 64, "bits": 2, **OWN.get(base, {}), **values}
+    file = {"base_options": {"calibration": calibration_file(base)}} if needs_file(base) else {}
+    values = {"n_b": 64, "bits": 2, **file, **OWN.get(base, {}), **values}
     return resolve(GearConfig(base=base, allow_larger_than_fp16=True, **values), 1)[0]
 
 
