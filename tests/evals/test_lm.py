@@ -411,17 +411,27 @@ def _fed(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, list[Any]], list[An
     """Note the K and V of every call of every GearCache, and what leaves a batch for which row."""
     calls: dict[int, list[Any]] = {}
     left: list[Any] = []
-    update, extract = GearCache.update_and_fetch, BatchGearCache.extract
+    update, step = GearCache.update_and_fetch, BatchGearCache.update_and_fetch
+    extract = BatchGearCache.extract
 
     def record(self: GearCache, keys: mx.array, values: mx.array) -> Any:
         calls.setdefault(id(self), [self]).append((keys, values))
         return update(self, keys, values)
+
+    def record_step(self: BatchGearCache, keys: mx.array, values: mx.array) -> Any:
+        noted = [len(calls.setdefault(id(row), [row])) for row in self.rows]
+        found = step(self, keys, values)
+        for i, (row, before) in enumerate(zip(self.rows, noted, strict=True)):
+            if len(calls[id(row)]) == before:  # the rows decoded together
+                calls[id(row)].append((keys[i : i + 1], values[i : i + 1]))
+        return found
 
     def leave(self: BatchGearCache, idx: int) -> GearCache:
         left.append((self.rows[idx], extract(self, idx)))
         return left[-1][1]
 
     monkeypatch.setattr(GearCache, "update_and_fetch", record)
+    monkeypatch.setattr(BatchGearCache, "update_and_fetch", record_step)
     monkeypatch.setattr(BatchGearCache, "extract", leave)
     return calls, left
 
