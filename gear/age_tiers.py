@@ -125,13 +125,5 @@ class AgeTieredCache(GearCache):
 class BatchAgeTieredCache(BatchGearCache):
     """A batch of `AgeTieredCache` rows; each compresses by itself, as its tokens have ages."""
 
-    def _flush_together(self) -> None:
-        for row in self.rows:
-            row.flush()
-
-    def _restore(self, state: list[Any]) -> None:
-        self._pads, self._left = json.loads(state[0])
-        self._together = None
-        self.rows = [AgeTieredCache.from_state(s) for s in state[1:]]
-
-    state = BatchGearCache.state.setter(_restore)
+    row_class = AgeTieredCache
+    one_pass = False

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import json
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -58,6 +58,10 @@ class BatchGearCache(_BaseCache):
 
     Errors: ``ValueError`` for an empty list, or rows of different settings.
     """
+
+    row_class: ClassVar[type[GearCache]] = GearCache
+    one_pass: ClassVar[bool] = True
+    """Rows whose buffers are full are compressed in one pass, not each by itself."""
 
     def __init__(self, rows: list[GearCache]) -> None:
         if not rows or any(r.settings != rows[0].settings for r in rows):
@@ -163,7 +167,7 @@ class BatchGearCache(_BaseCache):
         """Compress what is due; decode blocks of all rows that have one in a single pass."""
         settings = self.rows[0].settings
         for row in self.rows:
-            if row.prefill:
+            if row.prefill or not self.one_pass:
                 row.flush()
         while due := [r for r in self.rows if r.due_tokens]:
             taken = [r.buffer.take(settings.n_b) for r in due]
@@ -249,7 +253,7 @@ class BatchGearCache(_BaseCache):
     def state(self, state: list[Any]) -> None:
         self._pads, self._left = json.loads(state[0])
         self._together = None
-        self.rows = [GearCache.from_state(s) for s in state[1:]]
+        self.rows = [self.row_class.from_state(s) for s in state[1:]]
 
     @property
     def to_quantized(self) -> Any:

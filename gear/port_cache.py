@@ -230,13 +230,5 @@ class PortCache(GearCache):
 class BatchPortCache(BatchGearCache):
     """A batch of `PortCache` rows; each compresses by itself, to keep its own counters."""
 
-    def _flush_together(self) -> None:
-        for row in self.rows:
-            row.flush()
-
-    def _restore(self, state: list[Any]) -> None:
-        self._pads, self._left = json.loads(state[0])
-        self._together = None
-        self.rows = [PortCache.from_state(s) for s in state[1:]]
-
-    state = BatchGearCache.state.setter(_restore)
+    row_class = PortCache
+    one_pass = False
