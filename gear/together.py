@@ -188,7 +188,7 @@ class Together:
         sinks = [row.sinks.arrays for row in rows if row.sinks.arrays]
         self._sinks = [mx.concatenate(list(side)) for side in zip(*sinks, strict=True)]
         self._levels: list[_Level] = []
-        self._blocks: list[int] = []
+        self._seen: list[Block] = []
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Append one token of every row, K and V [batch, kv_heads, 1, head_dim]."""
@@ -220,15 +220,17 @@ class Together:
 
     def _current(self) -> list[_Level]:
         """Return the levels, made anew where a row has got a block since."""
-        blocks = [sum(s.k.count for s in row.segments) for row in self._rows]
-        if blocks != self._blocks:
-            known = {
-                (n, s.members): s for n, level in enumerate(self._levels) for s in level.stacks
-            }
+        if not _same(self._keys(), self._seen):
+            levels = enumerate(self._levels)
+            known = {(n, stack.members): stack for n, level in levels for stack in level.stacks}
             depth = max(len(row.segments) for row in self._rows)
             self._levels = [self._level(n, known) for n in range(depth)]
-            self._blocks = blocks
+            self._seen = self._keys()
         return self._levels
+
+    def _keys(self) -> list[Block]:
+        """Return K of every segment, row by row: another object where something was compressed."""
+        return [segment.k for row in self._rows for segment in row.segments]
 
     def _level(self, n: int, known: dict[tuple[int, tuple[int, ...]], _Stack]) -> _Level:
         """Return the level of the rows' ``n``-th segments; stacks that still hold stay."""
@@ -248,6 +250,11 @@ class Together:
             return _Level(stacks, None)
         back = [places.get(i, len(places)) for i in range(len(self._rows))]
         return _Level(stacks, mx.array(back))
+
+
+def _same(now: Sequence[Block], before: Sequence[Block]) -> bool:
+    """Say whether these are the very same blocks."""
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
 
 
 def _kind(segment: Segment) -> tuple[Any, ...]:
