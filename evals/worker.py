@@ -23,6 +23,7 @@ from typing import Any
 
 from evals.blas import REFERENCE, load_optimised_blas
 from evals.record import LOG, failure, record_dir
+from gear import cuda_environment
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -82,7 +83,7 @@ def _run(spec: dict[str, Any], send: Send) -> dict[str, Any]:
         send({"event": "progress", "done": done, "total": total, "tokens": tokens})
 
     try:
-        os.environ.setdefault("MLX_ENABLE_TF32", "0")  # on CUDA, fp32 means fp32
+        cuda_environment.set_up()
         blas = load_optimised_blas()
         print(f"worker {os.getpid()}, BLAS: {blas}")
         _announce(blas, send)

@@ -52,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the benches named on the command line."""
     args = vars(parser().parse_args(argv))
+    from gear import cuda_environment
+
+    cuda_environment.set_up()
     from benches import report  # MLX comes in here, behind --help and a wrong name
     from benches.timing import Options
 
