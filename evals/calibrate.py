@@ -1,12 +1,12 @@
-"""Fit a method's tensors on some text: K and V as the cache gets them, one file for all layers.
+"""Fit a method's tensors on some text: what its cache meets there, one file for all layers.
 
     python scripts/calibrate.py method=METHOD model=MODEL dataset=DATASET [WORD ...]
 
 WORD is any of run.py's: eval.prefill_tokens is the length of a window, of which --windows are
-taken, dealt out over the documents. The exact K and V of every layer that the method covers, after
-RoPE, go to the base's ``fit``. The file is called after all that it depends on and lies below the
-assets root; a second call finds it. It is for other texts than its own: jobs that share one are
-refused (evals/calibrated.py).
+taken, dealt out over the documents. The exact K and V of every layer that the method covers, or the
+queries, after RoPE, go to the method's ``fit`` (gear.calibration.Fitted). The file is called after
+all that it depends on and lies below the assets root; a second call finds it, and so do jobs with
+``calibration: auto``. It is for other texts than its own: evals/calibrated.py.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from evals.assets import assets_root
-from evals.calibrated import text_hashes
+from evals.blas import load_optimised_blas
+from evals.calibrated import folder, text_hashes
 from evals.data import DataError, Document, content_hash, load_documents
-from gear.bases import load_base
+from gear.calibration import AUTO, Fitted, Seen
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
     from evals.models import ModelInfo
+    from evals.prefill import PrefillState
     from evals.schema import Config
-    from gear.config import LayerSettings
     from gear.methods import Method
 
 WINDOWS = 8
+QUERIES = 3000
+"""Of a head, over all windows."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class Plan:
     """All that a calibration depends on."""
 
     config: Config
+    method: Fitted
+    fits: dict[str, Any]
+    """What the method says that its tensors depend on."""
     model: ModelInfo
     documents: list[Document]
     windows: int
@@ -51,11 +56,9 @@ class Plan:
     @property
     def metadata(self) -> dict[str, str]:
         """Return what the file says of itself."""
-        own = ("name", "_target_", "settings", "calibration")
-        options = {n: v for n, v in self.config.cache.items() if n not in own}
         return {
-            "method": str(self.config.cache["name"]),
-            "options": json.dumps(options, sort_keys=True),
+            "method": str(getattr(self.method, "name", "")),
+            "fits": json.dumps(self.fits, sort_keys=True),
             "model": self.model.name,
             "weight_hash": self.model.weight_hash,
             "dataset": self.config.dataset.name,
@@ -69,16 +72,13 @@ class Plan:
     @property
     def path(self) -> Path:
         """Return where the file lies, or will."""
-        made = json.dumps(self.metadata, sort_keys=True).encode()
-        name = f"{self.config.cache['name']}-{hashlib.sha256(made).hexdigest()[:16]}.safetensors"
-        return assets_root() / "calibration" / name
+        made = self.metadata
+        digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+        return folder() / f"{made['method']}-{digest[:16]}.safetensors"
 
 
-def plan(words: Sequence[str], windows: int, placeholder: Path) -> Plan:
-    """Return the calibration that ``words`` ask for; what cannot be used raises ``ValueError``.
-
-    ``placeholder`` stands for the file, which the settings would not be valid without.
-    """
+def plan(words: Sequence[str], windows: int) -> Plan:
+    """Return the calibration that ``words`` ask for; what cannot be used raises ``ValueError``."""
     from evals import compose, models
     from evals.record import results_root
     from evals.validate import check_config
@@ -91,10 +91,14 @@ def plan(words: Sequence[str], windows: int, placeholder: Path) -> Plan:
     [config] = compose.plan([*rest, f"cache={named[0]}"]).configs
     if "calibration" not in config.cache:
         raise DataError(f"method={named[0]}: needs no calibration; run cache={named[0]} as it is.")
-    config = replace(config, cache={**config.cache, "calibration": str(placeholder)})
+    config = replace(config, cache={**config.cache, "calibration": AUTO})
     check_config(config)
+    model, method = models.describe(config.model, results_root()), compose.make_method(config)
+    fits = method.fits(model.n_layers) if isinstance(method, Fitted) else {}
+    if not isinstance(method, Fitted) or not fits:
+        raise DataError(f"method={named[0]}: takes a file, but nothing here fits one.")
     documents = load_documents(config.dataset, config.seed)
-    return Plan(config, models.describe(config.model, results_root()), documents, windows)
+    return Plan(config, method, fits, model, documents, windows)
 
 
 def windows(plan: Plan, encode: Callable[[str], list[int]]) -> list[list[int]]:
@@ -114,36 +118,23 @@ def windows(plan: Plan, encode: Callable[[str], list[int]]) -> list[list[int]]:
 
 
 def fit(
-    layers: Sequence[LayerSettings], seen: dict[int, tuple[mx.array, mx.array]], seed: int
+    method: Fitted, seen: Mapping[int, Seen], n_layers: int, seed: int
 ) -> Iterator[tuple[str, mx.array]]:
-    """Yield each tensor by its name in the file, ``LAYER.SIDE.NAME``.
-
-    ``seen`` is K and V [1, kv_heads, tokens, head_dim] of the covered layers.
-    """
-    for index, kv in seen.items():
-        layer = layers[index]
-        for side, s, x in zip("kv", (layer.k, layer.v), kv, strict=True):
-            base: Any = load_base(s.base)
-            if not hasattr(base, "fit"):
-                continue
-            for name, array in base.fit(side, x, s, seed).items():
-                yield f"{index}.{side}.{name}", array
+    """Yield each tensor by its name in the file, ``LAYER.SIDE.NAME``, for the layers ``seen``."""
+    for layer, own in seen.items():
+        for name, array in method.fit(layer, n_layers, own, seed).items():
+            yield f"{layer}.{name}", array
 
 
-def calibrate(plan: Plan, method: Method, say: Callable[[str], None] = print) -> Path:
+def calibrate(plan: Plan, say: Callable[[str], None] = print) -> Path:
     """Return the file of a calibration, made now where it is not there yet."""
     import mlx.core as mx
 
-    layers = method.layers(plan.model.n_layers) if hasattr(method, "layers") else []  # type: ignore[attr-defined]
-    if not any(hasattr(load_base(s.base), "fit") for layer in layers for s in (layer.k, layer.v)):
-        raise DataError(
-            f"method={plan.config.cache['name']}: takes a file, but nothing here fits one."
-        )
     if plan.path.is_file():
         return plan.path
-    seen = _collect(plan, method, say)
+    seen = _collect(plan, say)
     say(f"fitting {len(seen)} layers")
-    found = dict(fit(layers, seen, plan.config.seed))
+    found = dict(fit(plan.method, seen, plan.model.n_layers, plan.config.seed))
     plan.path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=plan.path.parent, prefix=".calibrate-") as work:
         file = Path(work) / "made.safetensors"
@@ -152,10 +143,8 @@ def calibrate(plan: Plan, method: Method, say: Callable[[str], None] = print) ->
     return plan.path
 
 
-def _collect(
-    plan: Plan, method: Method, say: Callable[[str], None]
-) -> dict[int, tuple[mx.array, mx.array]]:
-    """Return K and V of all windows, one after another along the tokens, per covered layer."""
+def _collect(plan: Plan, say: Callable[[str], None]) -> dict[int, Seen]:
+    """Return what the method is fitted on, of all windows, per covered layer."""
     import mlx.core as mx
 
     from evals import blas, models
@@ -169,24 +158,35 @@ def _collect(
     info = {**asdict(plan.model), "path": plan.model.path and str(plan.model.path)}
     dtype = models.compute_dtype(config.model, plan.model, backend)
     model, tokenizer = models.load(info, dtype)
-    covered = make_caches(model, method).covered
-    parts: dict[int, list[Any]] = {index: [] for index in covered}
+    covered = make_caches(model, cast("Method", plan.method)).covered
+    parts: dict[int, list[dict[str, mx.array]]] = {index: [] for index in covered}
     found = windows(plan, tokenizer.encode)
     for number, window in enumerate(found, start=1):
         say(f"window {number} of {len(found)}, {len(window)} tokens")
-        state = exact_prefill(model, window, config.eval.prefill_chunk)
+        noted = len(window) if plan.method.fits_queries else 0
+        state = exact_prefill(model, window, config.eval.prefill_chunk, window=noted)
         for index in covered:
-            parts[index].append(
-                [x.astype(mx.float32) for x in state.layers[index].keys_and_values()]
-            )
+            parts[index].append(_of_window(state, index, len(found) if noted else 0))
         mx.eval(parts)
     return {
-        index: (
-            mx.concatenate([k for k, _ in kv], axis=2),
-            mx.concatenate([v for _, v in kv], axis=2),
-        )
-        for index, kv in parts.items()
+        index: Seen(**{n: mx.concatenate([p[n] for p in own]) for n in own[0]})
+        for index, own in parts.items()
     }
+
+
+def _of_window(state: PrefillState, index: int, windows: int) -> dict[str, mx.array]:
+    """Return K and V of one layer, or a share of QUERIES among ``windows``, evenly spaced."""
+    import mlx.core as mx
+
+    keys, values = state.layers[index].keys_and_values()
+    if not windows:
+        return {"keys": keys.astype(mx.float32), "values": values.astype(mx.float32)}
+    queries = state.queries[index]
+    tokens = queries.shape[2]
+    count = min(tokens, -(-QUERIES // windows))
+    places = mx.array([i * tokens // count for i in range(count)])
+    shape = (1, keys.shape[1], -1, count, queries.shape[3])
+    return {"queries": mx.take(queries, places, axis=2).reshape(shape)}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -199,19 +199,16 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_intermixed_args(argv)
     if given.windows < 1:
         parser.error(f"--windows {given.windows}: must be at least 1")
-    from evals.compose import make_method
-
-    with tempfile.TemporaryDirectory() as work:
-        placeholder = Path(work) / "none.safetensors"
-        placeholder.write_bytes((2).to_bytes(8, "little") + b"{}")
-        try:
-            planned = plan(given.words, given.windows, placeholder)
-            file = calibrate(planned, make_method(planned.config))
-        except (ValueError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+    try:
+        planned = plan(given.words, given.windows)
+        os.environ.setdefault("MLX_ENABLE_TF32", "0")  # as in the worker: fp32 means fp32
+        load_optimised_blas()
+        file = calibrate(planned)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     name = planned.config.cache["name"]
-    print(f"ready: {file}\nuse it: python run.py cache={name} cache.calibration={file}")
+    print(f"ready: {file}\nuse it: python run.py cache={name} cache.calibration={AUTO}")
     return 0
 
 

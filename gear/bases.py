@@ -37,6 +37,7 @@ BASES = {
     "svdq": "gear.methods.svdq.SvdqBase",
     "palu": "gear.methods.palu.PaluBase",
     "vecinfer": "gear.methods.vecinfer.VecInferBase",
+    "commvq": "gear.methods.commvq.CommVqBase",
     "cachegen": "gear.methods.cachegen.CacheGenBase",
 }
 Options = tuple[tuple[str, Any], ...]

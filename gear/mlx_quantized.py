@@ -15,6 +15,11 @@ class MlxQuantizedCache(QuantizedKVCache):
 
     buffered_tokens = 0
 
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
+        """Take in K and V; a NaN, which mx.quantize makes a number of, becomes inf, which stays."""
+        keys, values = (mx.where(mx.isnan(x), mx.inf, x) for x in (keys, values))
+        return super().update_and_fetch(keys, values)
+
     def flush(self) -> None:
         """Do nothing: every token is quantized as it comes."""
 

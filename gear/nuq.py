@@ -2,19 +2,26 @@
 
 levels start at mean + √3 · sd · Φ⁻¹((j + 1/2) / 2^b), the best density of levels for a normal
 variable; then, ITERATIONS times: each entry to its nearest level, each level to its entries'
-mean. A level without entries stays.
+mean. A level without entries stays. Signposts of a calibration go on till nothing moves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import NormalDist
 
 import mlx.core as mx
+import numpy as np
 
-from gear.outliers import Rows
+from gear.calibration import tensors
+from gear.coarse import off_grid, store_ranges
+from gear.outliers import Rows, outlier_places, outliers_per_end
 from gear.placement import release
+from gear.precision import Store
+from gear.quantize import min_max
 
 ITERATIONS = 16
+_STEPS = 10_000
 
 
 def nearest(x: mx.array, levels: mx.array) -> mx.array:
@@ -41,9 +48,14 @@ def _mean(x: mx.array, weight: mx.array, axes: tuple[int, ...]) -> mx.array:
     return (x * weight).sum(axis=axes, keepdims=True) / mx.maximum(total, 1)
 
 
-def unit(x: mx.array, scale: mx.array, zero: mx.array) -> mx.array:
-    """Return (x - zero) / scale, 0 where the scale is."""
-    return mx.where(scale == 0, 0, (x - zero) / mx.where(scale == 0, 1, scale))
+def store_unit(store: Store, rows: Rows, bits: int) -> mx.array:
+    """Store scale and zero of each row without its outliers; return the rows in them.
+
+    That is (x - zero) / scale, in [0, 1] but for rounding and outliers; 0 where the scale is.
+    """
+    step, low = min_max(rows, rows.x.shape[-1], bits, False)
+    scale, zero = store_ranges(store, step * (2**bits - 1), low, 16)
+    return mx.where(scale == 0, 0, (rows.x - zero) / mx.where(scale == 0, 1, scale))
 
 
 def lloyd_max(rows: Rows, x: mx.array, bits: int, *, shared: bool) -> mx.array:
@@ -71,3 +83,61 @@ def lloyd_max(rows: Rows, x: mx.array, bits: int, *, shared: bool) -> mx.array:
         levels = mx.clip(mx.concatenate(moved, axis=-1), low, high)
         release(levels)
     return levels
+
+
+def signposts(rows: mx.array, bits: int, sparse_frac: float) -> mx.array:
+    """Return ascending levels [2^bits] in [0, 1] that all rows share, by the rows in their ranges.
+
+    Each [heads, rows, cols] of ``rows`` [blocks, heads, rows, cols] stands for a block and has the
+    outliers of one.
+    """
+    rows, per_end = mx.contiguous(rows), outliers_per_end(rows.shape[-1], sparse_frac)
+    places = outlier_places(rows, per_end) if per_end else None
+    own = Rows(rows, places=places)
+    unit = np.clip(np.array(store_unit(Store(), own, bits)), 0, 1)
+    return mx.array(_levels_of(unit[np.array(own.filled(mx.ones_like(rows), 0)) > 0], 2**bits))
+
+
+def _levels_of(values: np.ndarray, count: int) -> np.ndarray:
+    """Return ascending fp32 levels of many values, by Lloyd's steps from quantiles till they rest.
+
+    The values are sorted once: those of a level lie between two of them.
+    """
+    ordered = np.sort(values.astype(np.float64))
+    sums = np.concatenate([[0.0], np.cumsum(ordered)])
+    levels = np.quantile(ordered, (np.arange(count) + 0.5) / count)
+    for _ in range(_STEPS):
+        edges = np.searchsorted(ordered, (levels[1:] + levels[:-1]) / 2)
+        edges = np.concatenate([[0], edges, [len(ordered)]])
+        members = np.diff(edges)
+        means = np.diff(sums[edges]) / np.maximum(members, 1)
+        moved = np.where(members > 0, means, levels)
+        if np.array_equal(moved, levels):
+            break
+        levels = moved
+    return levels.astype(np.float32)
+
+
+def stored_levels(arrays: Mapping[str, mx.array], reference: str, bits: int) -> mx.array:
+    """Return fp32 levels [..., rows, 2^bits] of what is stored; of the file where none are."""
+    if "levels" in arrays:
+        return off_grid(arrays, "levels")
+    scale, zero = off_grid(arrays, "scale"), off_grid(arrays, "zero")
+    if "signposts" in arrays:
+        return off_grid(arrays, "signposts")[..., None, :] * scale + zero
+    posts = calibrated(reference, scale.shape[1], bits)
+    return posts.reshape(-1, *[1] * (scale.ndim - 3), 2**bits) * scale + zero
+
+
+def calibrated(reference: str, heads: int, bits: int) -> mx.array:
+    """Return a file's fp32 signposts, [2^bits] or [heads, 2^bits].
+
+    Errors: ``ValueError`` for another shape.
+    """
+    found = tensors(reference).get("signposts")
+    if found is None or found.shape not in ((2**bits,), (heads, 2**bits)):
+        raise ValueError(
+            f"calibration {reference}: signposts must be [{2**bits}] or [{heads}, {2**bits}], got "
+            f"{None if found is None else found.shape}. Calibrate with this model and these bits."
+        )
+    return found.astype(mx.float32)

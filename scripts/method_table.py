@@ -20,7 +20,7 @@ import mlx.core as mx
 from evals.compose import plan
 from evals.job import build_method
 from evals.names import conf_dir, options
-from gear.config import SettingError
+from gear.calibration import Fitted
 from gear.methods import Method
 
 HEADS, TOKENS, HEAD_DIM, LAYERS = 4, 1024, 128, 3
@@ -29,9 +29,7 @@ HEADINGS = ("| `cache=` | paper | bits | GEAR on it | what it is |", "|---|---|-
 
 def bits(method: Method) -> str:
     """Return the stored bits per element of K and V, or why there are none."""
-    try:
-        method.plan(LAYERS)
-    except SettingError:
+    if isinstance(method, Fitted) and method.fits(LAYERS):
         return "needs a file"
     stored = 0
     for index in range(LAYERS):

@@ -31,6 +31,7 @@ METHODS = {
     "svdq": "gear.methods.svdq.Svdq",
     "palu": "gear.methods.palu.Palu",
     "vecinfer": "gear.methods.vecinfer.VecInfer",
+    "commvq": "gear.methods.commvq.CommVq",
     "cachegen": "gear.methods.cachegen.CacheGen",
     "agetiered": "gear.methods.agetiered.AgeTiered",
     "qfilters": "gear.methods.qfilters.QFilters",

@@ -4,10 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from gear.bases import load_base
 from gear.bytes import refuse_larger_than_fp16, refuse_shape
-from gear.config import GearConfig, LayerConfig, LayerSettings, SideConfig, resolve
+from gear.calibration import AUTO, FittedBase, Seen, is_auto
+from gear.checks import SettingError
+from gear.config import (
+    GearConfig,
+    LayerConfig,
+    LayerSettings,
+    SideConfig,
+    SideSettings,
+    resolve,
+)
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+
+def _fitted(layer: LayerSettings) -> list[tuple[str, SideSettings]]:
+    """Return the sides whose tensors come from the file ``auto``."""
+    sides = [("k", layer.k), ("v", layer.v)]
+    return [(n, s) for n, s in sides if is_auto(dict(s.base_options).get("calibration"))]
+
+
+def _fitted_by(s: SideSettings) -> dict[str, Any]:
+    """Return the settings and options that a base's fitted tensors depend on."""
+    base = load_base(s.base)
+    names = getattr(base, "fit_uses", {"bits", *base.defaults} - {"calibration"})
+    return {n: getattr(s, n) if hasattr(s, n) else s.option(n) for n in names}
 
 
 def _with_switches(
@@ -54,6 +80,7 @@ class GearFamily:
     """What it fixes for K alone: names of `gear.config.SideConfig`."""
     switches_v: ClassVar[dict[str, Any]] = {}
     """What it fixes for V alone."""
+    fits_queries: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Put own fields that GEAR has too in GEAR's place."""
@@ -92,6 +119,28 @@ class GearFamily:
     def _common(self) -> LayerSettings:
         """Return the first layer's settings, enough of them resolved for n_b."""
         return self.layers(max(self.settings.by_layer, default=0) + 1)[0]
+
+    def fits(self, n_layers: int) -> dict[str, Any]:
+        """Return by side what a base is that has its tensors from the file ``auto``."""
+        found: dict[str, Any] = {}
+        for layer in self.layers(n_layers):
+            for side, s in _fitted(layer):
+                own = {"base": s.base, "n_sink": layer.n_sink, **_fitted_by(s)}
+                if found.setdefault(side, own) != own:
+                    allowed = "a file's path where layers differ in what is fitted"
+                    raise SettingError("calibration", AUTO, allowed)
+        return found
+
+    def fit(self, layer: int, n_layers: int, seen: Seen, seed: int) -> dict[str, mx.array]:
+        """Return the tensors of a layer's bases; sinks, which are exact, are left out."""
+        settings, found = self.layers(n_layers)[layer], {}
+        for side, s in _fitted(settings):
+            x, base = (seen.keys if side == "k" else seen.values), load_base(s.base)
+            if x is None or not isinstance(base, FittedBase):
+                raise ValueError(f"base={s.base}, layer {layer}: no K and V, or nothing to fit.")
+            made = base.fit(side, x[:, :, settings.n_sink :], s, seed)
+            found |= {f"{side}.{name}": array for name, array in made.items()}
+        return found
 
     def make_cache(self, layer: int, n_layers: int) -> Any:
         """Return a fresh GearCache for one layer."""

@@ -9,8 +9,9 @@ head_dim 100 on. Stored: packed codes, and by ``signposts``
 - ``shared`` (nearer the paper, far fewer bytes): scale and zero a vector, which bring it to [0, 1],
   and 2^b levels a head and block; with ``calibration``, a file of ``LAYER.SIDE.signposts`` [2^b] or
   [heads, 2^b] ascending in [0, 1], the file's levels, which take no bytes (the paper's way).
-The paper fits one datatype a layer, Fisher-weighted, on calibration text, takes K's ranges from
-there too, has V's outliers of all heads together, and quantizes K before RoPE; here it is after.
+  scripts/calibrate.py fits one set a layer and side, each window of text one block.
+The paper weights that fit by Fisher information, takes K's ranges from the text too, has V's
+outliers of all heads together, and quantizes K before RoPE; here it is after.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class KvQuantBase(Base):
     name: ClassVar[str] = "kvquant"
     keys_by_channel = True
     defaults: ClassVar[Mapping[str, Any]] = {"signposts": "vector", "calibration": ""}
+    fit_uses = ("bits", "sparse_frac")
 
     def check(self, side: str, s: SideSettings, where: str) -> None:
         """Refuse more levels than short vectors can fill."""
@@ -67,23 +69,22 @@ class KvQuantBase(Base):
 
     def store(self, store: Store, rows: Rows, s: SideSettings) -> mx.array:
         """Store levels or ranges, then codes of what was stored; outliers get code 0."""
-        from gear.coarse import store_ranges
-        from gear.nuq import lloyd_max, look_up, nearest, unit
+        from gear.nuq import lloyd_max, look_up, nearest, store_unit, stored_levels
         from gear.pack import pack
         from gear.precision import values_need_fp32, zero_needs_fp32
         from gear.quantize import min_max
 
-        step, low = min_max(rows, rows.x.shape[-1], s.bits, False)
         vector, posts = self._form(s)
         if vector:
+            step, _ = min_max(rows, rows.x.shape[-1], s.bits, False)
             levels = lloyd_max(rows, rows.x, s.bits, shared=False)
             store.add("levels", levels, zero_needs_fp32(levels, step))
         else:
-            scale, zero = store_ranges(store, step * (2**s.bits - 1), low, 16)
+            unit = store_unit(store, rows, s.bits)
             if posts:
-                fitted = lloyd_max(rows, unit(rows.x, scale, zero), s.bits, shared=True)[:, :, 0]
+                fitted = lloyd_max(rows, unit, s.bits, shared=True)[:, :, 0]
                 store.add("signposts", fitted, values_need_fp32(fitted))
-        levels = self._levels(store.arrays, s)
+        levels = stored_levels(store.arrays, s.option("calibration"), s.bits)
         codes = rows.filled(nearest(rows.x, levels), 0)
         store.add("codes", pack(codes, s.bits), None)
         return look_up(codes, levels)
@@ -93,11 +94,12 @@ class KvQuantBase(Base):
         head_dim: int,
     ) -> mx.array:  # fmt: skip
         """Return the level of each code."""
-        from gear.nuq import look_up
+        from gear.nuq import look_up, stored_levels
         from gear.pack import unpack
 
         cols = tokens if side == "k" else head_dim
-        return look_up(unpack(arrays["codes"], s.bits, cols), self._levels(arrays, s))
+        levels = stored_levels(arrays, s.option("calibration"), s.bits)
+        return look_up(unpack(arrays["codes"], s.bits, cols), levels)
 
     def cut(
         self, arrays: Mapping[str, mx.array], side: str, s: SideSettings, start: int, stop: int
@@ -109,23 +111,17 @@ class KvQuantBase(Base):
 
         return {**arrays, "codes": cut_packed(arrays["codes"], s.bits, start, stop)}
 
+    def fit(self, side: str, x: mx.array, s: SideSettings, seed: int) -> dict[str, mx.array]:
+        """Return the signposts of all heads; nothing is drawn."""
+        from gear.nuq import signposts
+
+        rows = x.swapaxes(-1, -2) if side == "k" else x
+        return {"signposts": signposts(rows, s.bits, s.sparse_frac)}
+
     def _form(self, s: SideSettings) -> tuple[bool, bool]:
         """Say whether every vector has levels of its own, and whether the file has none."""
         fitted = not s.option("calibration")
         return fitted and s.option("signposts") == "vector", fitted
-
-    def _levels(self, arrays: Mapping[str, mx.array], s: SideSettings) -> mx.array:
-        """Return fp32 levels [..., rows, 2^b] of what is stored."""
-        from gear.calibration import tensors
-        from gear.coarse import off_grid as fp32
-
-        if "levels" in arrays:
-            return fp32(arrays, "levels")
-        scale, zero = fp32(arrays, "scale"), fp32(arrays, "zero")
-        if "signposts" in arrays:
-            return fp32(arrays, "signposts")[..., None, :] * scale + zero
-        posts = fp32(tensors(s.option("calibration")), "signposts")
-        return posts.reshape(-1, *[1] * (scale.ndim - 3), 2**s.bits) * scale + zero
 
 
 @dataclass
@@ -141,7 +137,7 @@ class KvQuant(GearFamily):
     signposts: str = "vector"
     """Levels of each vector, or shared by the vectors of a head and block."""
     calibration: str = ""
-    """A safetensors file of shared levels; "" = fitted on each block."""
+    """A safetensors file of shared levels, or auto; "" = fitted on each block."""
 
     name: ClassVar[str] = "kvquant"
     switches: ClassVar[dict[str, Any]] = {

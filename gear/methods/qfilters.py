@@ -7,9 +7,10 @@ share a KV head are averaged, as in the paper. Each KV head keeps its ``budget``
 protected, neither first nor last. Stored: see gear/methods/eviction.py.
 
 Calibrated filters, as the paper's, come from a file of ``LAYER.k.filter`` [kv_heads, head_dim]
-(``calibration``), and then no query is needed. Without one u is that of the prompt's own last
-``window`` queries: ours, and nothing is calibrated. The paper takes 3000 queries of another text
-and also evicts while it generates; here eviction is once, after the prefill.
+(``calibration``), and then no query is needed; scripts/calibrate.py fits them on 3000 queries of
+another text, after RoPE, as many as the paper. Without a file u is that of the prompt's own last
+``window`` queries: ours, and nothing is calibrated. The paper also evicts while it generates; here
+eviction is once, after the prefill.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gear.calibration import Seen, is_auto
 from gear.checks import check_integer
 from gear.methods.eviction import Eviction
 
@@ -42,9 +44,10 @@ class QFilters(Eviction):
     window: int = 32
     """Queries at the prompt's end that make the filter, where no file has it."""
     calibration: str = ""
-    """A safetensors file of filters; "" = the prompt's own queries."""
+    """A safetensors file of filters, or auto; "" = the prompt's own queries."""
 
     name: ClassVar[str] = "qfilters"
+    fits_queries: ClassVar[bool] = True
 
     @property
     def query_window(self) -> int:
@@ -68,6 +71,20 @@ class QFilters(Eviction):
         if known:  # a saved cache's
             return self.calibration
         return reference(self.calibration, layer, "k", "cache.calibration")
+
+    def fits(self, n_layers: int) -> dict[str, Any]:
+        """Return K's filters where they come from the file ``auto``; no option shapes them."""
+        return {"k": {"method": self.name}} if is_auto(self.calibration) else {}
+
+    def fit(self, layer: int, n_layers: int, seen: Seen, seed: int) -> dict[str, mx.array]:
+        """Return the filters of a layer; nothing is drawn."""
+        import mlx.core as mx
+        import numpy as np
+
+        if seen.queries is None:
+            raise ValueError(f"cache={self.name}, layer {layer}: no queries to fit filters on.")
+        q = mx.moveaxis(seen.queries, 0, 2).flatten(2, 3)  # the windows one after another
+        return {"k.filter": mx.array(filters(q[None])[0].astype(np.float32))}
 
     def choose(
         self, keys: mx.array, queries: mx.array | None, layer: int, budget: int

@@ -4,9 +4,8 @@
             parts of 4 coordinates, each the nearest of 4096 entries:  3 bits an element
     values  parts of 8 channels, each the nearest of 256 entries:      1 bit an element
 
-Stored: packed codes alone. λ and the codebooks are calibrated and come from a file; it is shared by
-all caches and counted in none. The entries are fitted by k-means (gear/codebook.py), one codebook
-a layer and side, for all heads and parts.
+Stored: packed codes alone. λ and the codebooks come from a file; it is shared by all caches and
+counted in none. k-means (gear/codebook.py) fits one codebook a layer and side for all heads, parts.
 
 The paper folds λ and H into the query and fuses attention with tables of the codebook in a CUDA
 kernel. Here keys, as the cache gets them, are rebuilt. What GEAR's outliers hold counts as 0.
@@ -40,6 +39,7 @@ class VecInferBase(Base):
     name: ClassVar[str] = "vecinfer"
     defaults: ClassVar[Mapping[str, Any]] = {"key_dims": 4, "key_code_bits": 12, "value_dims": 8,
                                              "value_code_bits": 8, "calibration": ""}  # fmt: skip
+    fit_uses = tuple(defaults.keys() - {"calibration"})
 
     def check(self, side: str, s: SideSettings, where: str) -> None:
         """Refuse codes that cannot be packed, and settings without a calibration file."""
@@ -50,7 +50,7 @@ class VecInferBase(Base):
             raise SettingError(
                 f"{where}base_options.calibration", "", "a calibration file: its codebooks",
                 f"Make one with: python scripts/calibrate.py method={self.name} model=… dataset=…; "
-                "it prints the override to add.",
+                "run.py finds it with calibration: auto, or name it.",
             )  # fmt: skip
 
     def check_shape(self, side: str, s: SideSettings, head_dim: int, where: str) -> None:
@@ -108,7 +108,7 @@ class VecInferBase(Base):
         return mx.hadamard_transform(x) * smooth.reshape(heads, *[1] * (x.ndim - 3), head_dim)
 
     def fit(self, side: str, x: mx.array, s: SideSettings, seed: int) -> dict[str, mx.array]:
-        """Return the tensors of one layer and side, fitted on x [1, heads, tokens, head_dim]."""
+        """Return the tensors of one layer and side, fitted on x [n, heads, tokens, head_dim]."""
         import mlx.core as mx
         import numpy as np
 
@@ -143,7 +143,7 @@ class VecInfer(GearFamily):
     value_code_bits: int = 8
     """Bits of its code, 1..16."""
     calibration: str = ""
-    """The file of codebooks, which scripts/calibrate.py makes."""
+    """The file of codebooks, which scripts/calibrate.py makes; auto: the one that fits."""
 
     name: ClassVar[str] = "vecinfer"
     switches: ClassVar[dict[str, Any]] = {"base": "vecinfer", "rank": 0, "rank_decode": 0,

@@ -16,7 +16,6 @@ CHOICES = [(group, name) for group, names in GROUPS.items() for name in names]
 NEEDS = {
     "port_2bit": ["eval.prefill=streaming"],  # its passes see their own tokens compressed
     "downstream": ["dataset=passkey"],
-    "vecinfer": [f"cache.calibration={CONF / 'config.yaml'}"],  # any file: it is not read here
 }
 
 

@@ -12,13 +12,20 @@ import numpy as np
 
 from gear import GearConfig, resolve
 from gear.bases import BASES, load_base
+from gear.checks import SettingError
 
 LAYERS = 2
 
 
 def needs_file(base: str) -> bool:
-    """Say whether a base is fitted by calibration, so that its settings must name a file."""
-    return base in BASES and hasattr(load_base(base), "fit")
+    """Say whether a base's settings must name a calibration file."""
+    if base not in BASES:
+        return False
+    try:
+        resolve(GearConfig(base=base), 1)
+    except SettingError as error:
+        return "calibration" in str(error)
+    return False
 
 
 def _values(tokens: int, seed: int) -> mx.array:

@@ -185,6 +185,7 @@ def test_nothing_dense_is_kept() -> None:
     assert size <= freed < 1.3 * size
 
 
+@pytest.mark.fault
 def test_the_buffer_stays_bounded_over_many_steps() -> None:
     cache = GearCache(_settings())
     keys, values = _kv(301)
@@ -258,6 +259,7 @@ def test_bad_input_is_refused_with_its_place() -> None:
     assert (caught.value.side, caught.value.layer, caught.value.head) == ("k", 7, 1)
 
 
+@pytest.mark.fault
 def test_kv_bits_is_refused_and_mlx_lm_cannot_mistake_the_cache() -> None:
     cache = GearCache(_settings())
     assert not hasattr(cache, "bits")

@@ -24,7 +24,7 @@ def test_it_is_set_without_mlx_and_a_users_value_stays() -> None:
         ({}, list(cuda_environment.SETTINGS.values())),
         ({names[1]: "17"}, ["0", "17", "0"]),
     ):
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 (our own code)
             [sys.executable, "-c", CODE], env={**environment, **own}, check=True,
             capture_output=True, text=True,
         )  # fmt: skip

@@ -38,6 +38,7 @@ def read_back(x: mx.array, side: str, rank: int, **values: Any) -> np.ndarray[An
     return to_numpy(found)
 
 
+@pytest.mark.fault
 @SIDES
 @STAGES
 @SOLVERS
@@ -110,6 +111,7 @@ def test_ranges_that_overflow_float32(solver: str) -> None:
     assert (done.stdout, done.returncode) == ("alive\n", 0), done.stderr[-2000:]
 
 
+@pytest.mark.fault
 @SIDES
 @SOLVERS
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -184,6 +186,7 @@ def test_affine_mlx_takes_only_what_mx_quantize_takes(side: str) -> None:
             resolve(GearConfig(base="affine_mlx", **wrong), 1)
 
 
+@pytest.mark.fault
 @SIDES
 def test_shapes_that_are_no_block(side: str) -> None:
     shared = make_settings()
@@ -192,6 +195,7 @@ def test_shapes_that_are_no_block(side: str) -> None:
             compress(mx.zeros(shape), side, shared.k, shared, 2)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_few_tokens_stay_exact_in_the_buffer(tokens: int) -> None:
     """N=1 and N=5 with g=32: a block of them would cost more than fp16."""
@@ -205,6 +209,7 @@ def test_few_tokens_stay_exact_in_the_buffer(tokens: int) -> None:
     assert cache.nbytes == x.nbytes + y.nbytes
 
 
+@pytest.mark.fault
 def test_no_tokens_are_an_empty_state() -> None:
     cache = GearCache(make_settings())
     assert cache.empty()
@@ -228,6 +233,7 @@ def test_far_from_zero(side: str, base: str, dtype: mx.Dtype) -> None:
     assert np.abs(with_terms - exact).max() <= 2 * half_step + 1e-4
 
 
+@pytest.mark.fault
 @SIDES
 @STAGES
 @FORMS

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from gear.calibration import Fitted, Seen
 from gear.evicting import EvictingCache
 from gear.methods.qfilters import QFilters, filters
 
@@ -83,3 +84,17 @@ def test_calibrated_filters_need_no_query(calibration: str) -> None:
     assert calibration not in cache.state[1]
     with pytest.raises(ValueError, match=r"1\.k\.filter must be \[2, 8\], got \(2, 16\)"):
         method.choose(mx.array(keys[..., :8]), None, 1, BUDGET)
+
+
+def test_fitted_filters_are_those_of_all_windows_queries() -> None:
+    _, queries = _data(3)
+    method = QFilters(calibration="auto")
+    found = method.fit(0, 2, Seen(queries=mx.array(queries)), 0)
+    assert found.keys() == {"k.filter"}
+    both = np.concatenate([queries[0], queries[1]], axis=2)[None]
+    expected = _oracle(np.concatenate([both, both]))[0]
+    np.testing.assert_allclose(np.array(found["k.filter"]), expected, atol=1e-6)
+    assert (method.fits(2), QFilters().fits(2)) == ({"k": {"method": "qfilters"}}, {})
+    assert isinstance(method, Fitted)
+    with pytest.raises(ValueError, match="by itself"):
+        method.choose(mx.zeros((1, KV, N, D)), None, 0, BUDGET)

@@ -11,10 +11,11 @@ import pytest
 
 from gear import GearCache, GearConfig
 from gear.bytes import block_terms
+from gear.calibration import Seen
 from gear.checks import SettingError
 from gear.codec import compress
 from gear.config import LayerSettings
-from gear.methods.kvquant import KvQuant
+from gear.methods.kvquant import KvQuant, KvQuantBase
 from gear.nuq import lloyd_max
 from gear.outliers import Rows
 from tests.gear.base_cases import normal
@@ -118,6 +119,89 @@ def test_levels_of_a_file_are_used_and_take_no_bytes(tmp_path: Path) -> None:
         found = found.swapaxes(-1, -2) if side == "k" else found
         assert np.abs(np.abs(rows - found) - miss).max() < 0.01 * (high - low).max()
         assert block.settings.option("calibration").startswith("sha256:")
+
+
+def _windows(seed: int, windows: int = 3) -> np.ndarray:
+    """Return skewed values [windows, 2, 256, 64] with a range of its own in every channel."""
+    rng = np.random.default_rng(seed)
+    x = rng.exponential(size=(windows, 2, 256, 64)) * np.exp(rng.normal(size=(1, 2, 1, 64)))
+    return x.astype(np.float32)
+
+
+def _unit(x: np.ndarray, side: str) -> np.ndarray:
+    """Return the rows of windows in their own ranges, in fp64."""
+    rows = (x.swapaxes(-1, -2) if side == "k" else x).astype(np.float64)
+    low, high = rows.min(axis=-1, keepdims=True), rows.max(axis=-1, keepdims=True)
+    return ((rows - low) / (high - low)).ravel()
+
+
+@pytest.mark.parametrize("side", ["k", "v"])
+def test_fitted_signposts_are_lloyds_of_the_rows_in_their_windows_ranges(side: str) -> None:
+    s, x = _settings(sparse_frac=0.0).k, _windows(0)
+    fit = KvQuantBase().fit
+    levels = np.array(fit(side, mx.array(x), s, 0)["signposts"], np.float64)
+    unit = _unit(x, side)
+    error = np.square(np.abs(unit[:, None] - levels).min(axis=1)).mean()
+    best = _lloyd(unit, np.quantile(unit, (np.arange(8) + 0.5) / 8), 100)
+    least = np.square(np.abs(unit[:, None] - best).min(axis=1)).mean()
+    even = np.square(np.abs(unit[:, None] - np.linspace(0, 1, 8)).min(axis=1)).mean()
+    assert error < 1.1 * least
+    assert error < 0.75 * even
+    x[1] *= 1000  # a window is a block: its size is its range's
+    assert np.array(fit(side, mx.array(x), s, 1)["signposts"]) == pytest.approx(levels, abs=2e-3)
+
+
+def test_outliers_take_no_part_in_the_fit() -> None:
+    s, x = _settings(sparse_frac=0.02).k, _windows(1)
+    clean = np.array(KvQuantBase().fit("k", mx.array(x), s, 0)["signposts"])
+    x[:, :, 7] = 1e4  # in every channel the largest: one of the 3 that are kept apart
+    wild = np.array(KvQuantBase().fit("k", mx.array(x), s, 0)["signposts"])
+    assert wild == pytest.approx(clean, abs=0.02)
+
+
+@pytest.mark.parametrize("side", ["k", "v"])
+def test_a_fitted_file_serves_other_values_for_no_bytes(side: str, tmp_path: Path) -> None:
+    """Near the error of levels fitted on the block itself, and well below even ones."""
+    method = KvQuant(GearConfig(), calibration="auto", sparse_frac=0.0)
+    fitted = method.fit(0, 1, Seen(mx.array(_windows(2)), mx.array(_windows(2))), 0)
+    even = {name: mx.array(np.linspace(0, 1, 8).astype(np.float32)) for name in fitted}
+    x, errors, scales = mx.array(_windows(2)[:1, :, ::-1] * 0.9), [], []
+    for number, held in enumerate((fitted, even, None)):
+        file = str(tmp_path / f"{number}.safetensors")
+        mx.save_safetensors(file, {f"0.{name}": array for name, array in (held or even).items()})
+        own = {"calibration": file} if held else {"signposts": "shared"}
+        s = _settings(sparse_frac=0.0, **own)
+        block = compress(x, side, getattr(s, side), s, 0)
+        errors.append(float(mx.square(block.reconstruct() - x).sum()))
+        scales.append(block.terms()["scales"])
+    assert errors[0] < 1.15 * errors[2]
+    assert errors[0] < 0.85 * errors[1]
+    assert scales[0] == scales[2] - 2 * 2 * 8
+
+
+def test_sinks_are_out_of_the_fit_and_what_it_depends_on_is_said() -> None:
+    method = KvQuant(GearConfig(), calibration="auto", sparse_frac=0.0, bits=2)
+    x, wild = _windows(3), _windows(3)
+    wild[:, :, 0] = 1e6
+    found = [
+        {n: np.array(a) for n, a in method.fit(0, 1, Seen(mx.array(y), mx.array(y)), 0).items()}
+        for y in (x, wild)
+    ]
+    assert found[0].keys() == {"k.signposts", "v.signposts"}
+    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
+    own = {"base": "kvquant", "n_sink": 1, "bits": 2, "sparse_frac": 0.0}
+    assert method.fits(2) == {"k": own, "v": own}
+    assert KvQuant(GearConfig()).fits(2) == {}
+
+
+def test_a_file_of_other_bits_is_refused_and_auto_names_none(tmp_path: Path) -> None:
+    file = str(tmp_path / "two.safetensors")
+    levels = mx.array(np.linspace(0, 1, 16).astype(np.float32))  # 16: two heads of 8, or 4 bits
+    mx.save_safetensors(file, {"0.k.signposts": levels})
+    for path, reason in ((file, r"must be \[8\] or \[2, 8\], got \(16,\)"), ("auto", "by itself")):
+        s = _settings(calibration=path)
+        with pytest.raises(ValueError, match=reason):
+            compress(normal(128), "k", s.k, s, 0)
 
 
 def test_defaults_are_the_papers() -> None:
