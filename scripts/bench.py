@@ -6,6 +6,7 @@
     python scripts/bench.py decode       # tokens/s, stored bytes, veloxquant-mlx's gear
     python scripts/bench.py batch        # time an item of batch 8 against batch 1
     python scripts/bench.py sweep        # a sweep against separate runs, overhead of a job
+    python scripts/bench.py soak         # hundreds of jobs: memory, cost of a job, MLflow's pages
 
 Prints tables and writes JSON (``--out``) and a section of BENCHMARKS.md (``--markdown``). Timings
 are medians over repeats after a warm-up, with the interquartile range; outputs are evaluated
@@ -21,7 +22,7 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
-BENCHES = ("attention", "batch", "compress", "decode", "memory", "sweep")
+BENCHES = ("attention", "batch", "compress", "decode", "memory", "soak", "sweep")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,7 +42,8 @@ def parser() -> argparse.ArgumentParser:
         "--layers", type=int, help="memory, decode, batch: layers with random weights"
     )
     found.add_argument("--dtype", choices=("float32", "float16", "bfloat16"))
-    found.add_argument("--limit", type=int, help="sweep: documents")
+    found.add_argument("--limit", type=int, help="sweep: documents; soak: jobs (500)")
+    found.add_argument("--plot", type=Path, help="soak: draw its curves into this file")
     found.add_argument("--all-separate", action="store_true", help="sweep: time all 12 runs alone")
     found.add_argument("--out", type=Path, help="write the rows as JSON")
     found.add_argument("--markdown", type=Path, help="write them into a section of this file")

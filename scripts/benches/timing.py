@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -41,7 +42,9 @@ class Options:
     dtype: str | None = None
     """attention, memory, decode: float32, float16 or bfloat16."""
     limit: int | None = None
-    """sweep: documents (`dataset.limit`)."""
+    """sweep: documents (`dataset.limit`); soak: jobs."""
+    plot: Path | None = None
+    """soak: where to draw its curves."""
     all_separate: bool = False
     """sweep: run every point separately too, not three of them."""
 
