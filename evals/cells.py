@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evals import record as store
+from evals.calibrated import CalibrationMissing
 from evals.cell_names import Place, places
 from evals.compose import PlannedJob, baseline_words, plan
 from evals.job import FP16, build_job, build_method, has_baseline, measured
@@ -94,11 +95,15 @@ def _arms(job: PlannedJob, root: Path) -> Iterator[_Arm]:
     try:
         built = build_job(job.config, root)
         key, baseline_key = built.key, built.baseline and built.baseline.key
+    except CalibrationMissing as error:  # that of this job alone: its fp16 arm can be built
+        problem = " ".join(str(error).split())
+        baseline_key = build_job(replace(job.config, cache=FP16), root).key
     except (ValueError, OSError) as error:
         problem = " ".join(str(error).split())
     if has_baseline(job.config):
         fp16 = replace(job.config, cache=FP16)
-        yield _Arm(baseline_words(job.words), fp16, baseline_key, problem)
+        unbuilt = None if baseline_key else problem
+        yield _Arm(baseline_words(job.words), fp16, baseline_key, unbuilt)
     yield _Arm(job.words, job.config, key, problem)
 
 

@@ -37,30 +37,42 @@ class Task:
     """Hydra's task function: runs one job in the sweep's session and returns its objective.
 
     A launcher that pickles it for a process of its own leaves the session behind: there each job
-    has a session to itself, and the sweep's session finds the records by their keys.
+    has a session to itself in the same results root, and the sweep's session finds the records by
+    their keys.
     """
 
-    def __init__(self, session: Session | None = None) -> None:
+    def __init__(self, session: Session | None = None, root: Path | None = None) -> None:
         self.session = session
+        self.root = session.root if session is not None else root
 
-    def __reduce__(self) -> tuple[type[Task], tuple[()]]:
+    def __reduce__(self) -> tuple[type[Task], tuple[None, Path | None]]:
         """Pickle without the session."""
-        return Task, ()
+        return Task, (None, self.root)
 
     def __call__(self, cfg: DictConfig) -> float | None:
-        """Run the job ``cfg``; return its mean KL from fp16, None where it failed or has none."""
+        """Run the job ``cfg``; return its mean KL from fp16, None where it failed or has none.
+
+        OSError, for the launcher to carry home, where a process of its own could not keep or share
+        the record.
+        """
         from hydra.core.hydra_config import HydraConfig
 
+        from evals import launching
         from evals.compose import job_words, to_config
         from evals.record import results_root
         from evals.runner import Session
 
-        config, words = to_config(cfg), job_words(HydraConfig.get().overrides)
+        hydra = HydraConfig.get()
+        config, words = to_config(cfg), job_words(hydra.overrides)
         if self.session is not None:
             record = self.session.run(config, words)
         else:
-            with Session(results_root(), [], [config]) as session:
+            root, launcher = self.root or results_root(), launching.option(hydra)
+            with Session(root, [], [config], launcher) as session:
                 record = session.run(config, words)
+            problems = [*(r["error"]["message"] for r in session.refused), *session.unshared]
+            if problems:
+                raise OSError(problems[0])
         return record.get("metrics", {}).get(OBJECTIVE)
 
 
@@ -117,21 +129,21 @@ def _main(argv: list[str]) -> int:
     """Check everything that ``argv`` asks for, then launch it."""
     from hydra._internal.utils import get_args_parser
 
-    from evals import compose, dry_run, validate
+    from evals import compose, dry_run, launching, validate
     from evals.record import results_root
 
     args = get_args_parser().parse_intermixed_args(argv)
     words = words_of(args)
-    if args.hydra_help or args.info or args.shell_completion:
+    if args.shell_completion:
         return _hydra(argv, Task())
     if dry_run.asked(words) and not args.cfg:
         sweep = ["hydra.mode=MULTIRUN"] if args.multirun else []
         sys.stdout.write(dry_run.show([*words, *sweep], results_root()))
         return 0
     plan = compose.plan(words, args.multirun)
-    if args.cfg:
-        return _hydra(argv, Task())
-    for warning in validate.check_plan(plan):
+    if args.cfg or args.info or args.hydra_help:
+        return _hydra(_shown(args, words), Task())
+    for warning in [*validate.check_plan(plan), *launching.check(plan)]:
         _say(f"WARNING: {warning}")
     dry_run.check([config.job.dry_run for config in plan.configs])
     _require_mlx()
@@ -155,6 +167,17 @@ def words_of(args: Namespace) -> list[str]:
     return words
 
 
+def _shown(args: Namespace, words: list[str]) -> list[str]:
+    """Return the flags that only show something, before the words that were checked.
+
+    A ``--config-dir`` left to Hydra would win over conf/ and over Hydra's own files.
+    """
+    flags = {"--cfg": args.cfg, "--info": args.info, "--package": args.package}
+    given = [part for flag, value in flags.items() if value for part in (flag, value)]
+    switches = {"--hydra-help": args.hydra_help, "--resolve": args.resolve}
+    return [*given, *(flag for flag, on in switches.items() if on), *words]
+
+
 def _require_mlx() -> None:
     """Raise where MLX or its backend is missing, before a worker would die of it."""
     installed = {str(d.metadata["Name"]).lower() for d in metadata.distributions()}
@@ -166,7 +189,10 @@ def _require_mlx() -> None:
 
 
 def _hydra(argv: list[str], task: Any) -> int:
-    """Hand ``argv`` to ``hydra.main``, which launches ``task`` for every job."""
+    """Hand ``argv`` to ``hydra.main``, which launches ``task`` for every job; return its exit code.
+
+    It is not 0 where Hydra has said what ended the launcher, such as a process that was killed.
+    """
     import hydra
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
@@ -177,12 +203,18 @@ def _hydra(argv: list[str], task: Any) -> int:
     run = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)
     # the sweeper would compose every job once more to see that it can be: compose.plan saw
     with patch.object(BasicSweeper, "validate_batch_is_legal"):
-        run()
+        try:
+            run()
+        except SystemExit as end:
+            if end.code != 1:  # not Hydra's
+                raise
+            return 1
     return 0
 
 
 def _launch(plan: Plan, words: list[str], argv: list[str]) -> int:
     """Run the planned jobs in one session; return 0, or 1 where a job failed."""
+    from evals.calibrated import CalibrationMissing
     from evals.job import build_job
     from evals.record import results_root
     from evals.runner import Session
@@ -195,13 +227,18 @@ def _launch(plan: Plan, words: list[str], argv: list[str]) -> int:
             f"The results root {root} cannot be written ({error.strerror}). Set GEAR_MLRUNS."
         ) from error
     for config in plan.configs:
-        build_job(config, root)  # reads model and data: what cannot be used is said before any run
+        try:
+            build_job(config, root)  # reads model and data: what cannot be used is said first
+        except CalibrationMissing:
+            if not plan.sweep:
+                raise  # in a sweep the others run, and this one fails
     _announce(plan)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no telemetry
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         with Session(root, argv, plan.configs) as session:
-            _hydra(["--multirun", *words] if plan.sweep else words, Task(session))
-            return session.finish()
+            launched = _hydra(["--multirun", *words] if plan.sweep else words, Task(session))
+            return max(launched, session.finish())
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -214,6 +251,7 @@ def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
 def _announce(plan: Plan) -> None:
     """Show what was composed: the option of each group and the words typed. Terminals only."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(stderr=True)
@@ -224,10 +262,10 @@ def _announce(plan: Plan) -> None:
         chosen = [str(job.cfg.hydra.runtime.choices.get(group)) for job in plan.jobs]
         names = [name for name in dict.fromkeys(chosen) if name != "None"]
         if names:
-            table.add_row(f"[bold]{group}", ", ".join(names))
+            table.add_row(f"[bold]{group}", escape(", ".join(names)))
     typed = [str(override.input_line) for override in plan.overrides]
     if typed:
-        table.add_row("[bold]set", " ".join(typed))
+        table.add_row("[bold]set", escape(" ".join(typed)))
     if plan.sweep:
         table.add_row("[bold]jobs", str(len(plan.jobs)))
     console.print(table)

@@ -180,8 +180,9 @@ def cells(table: pd.DataFrame) -> list[list[str]]:
 
 
 def _run(row: Row) -> str:
-    """Return the run, or the key where none is known."""
-    return (row["key"] if missing(row["run_id"]) else row["run_id"])[:8]
+    """Return the run, or the key where none is known; a job that could not be built has neither."""
+    known = row["key"] if missing(row["run_id"]) else row["run_id"]
+    return "-" if missing(known) else known[:8]
 
 
 def _items(row: Row) -> str:

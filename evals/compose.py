@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from evals import overrides, safety
+from evals import config_files, overrides, safety
 from evals.names import ConfigError, check_value, conf_dir, hints, nearest, options
 from evals.record import results_root
 from evals.schema import Config
@@ -40,7 +40,10 @@ _SETTING = re.compile(r"[+~]*(?!hydra)\w+\.[\w.]+=")
 """An override of one value, such as gear.rank=8; hydra.searchpath chooses files."""
 
 ConfigStore.instance().store(name="base_config", node=Config, provider="gear-mlx")
-OmegaConf.register_new_resolver("gear_root", lambda: str(results_root()), replace=True)
+# kept with the config, so that a job on another machine has the sweep's own folder
+OmegaConf.register_new_resolver(
+    "gear_root", lambda: str(results_root()), use_cache=True, replace=True
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,10 @@ def plan(words: list[str], multirun: bool = False) -> Plan:
     with initialize_config_dir(str(conf_dir()), job_name="gear-eval", version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         parser = OverridesParser.create(config_loader=loader)
-        parsed = parser.parse_overrides(words)
+        try:
+            parsed = parser.parse_overrides(words)
+        except HydraException as error:
+            raise ConfigError(str(error)) from error
         folders = [conf_dir(), *_added_folders(parsed)]
         known = options(folders)
         overrides.check(parsed, known)
@@ -132,7 +138,7 @@ def _compose(
     choices = tuple(word for word in words if not _SETTING.match(word))
     try:
         for file, package in _files(loader, choices, mode, tuple(folders)):
-            safety.check_file(file, package)
+            config_files.check_file(file, package)
         cfg = loader.load_configuration(
             CONFIG_NAME, words, mode, validate_sweep_overrides=mode == RunMode.RUN
         )
@@ -160,6 +166,8 @@ def _plainly(error: Exception) -> str:
     """Say Hydra's error without its mechanism (search paths, how to append)."""
     text = str(error).partition("Config search path:")[0].strip()
     if not (key := re.search(r"Could not override '([\w.]+)'", text)):
+        if "'hydra/launcher/" in text:
+            text += "\nAll but basic come with: pip install -e '.[cluster]'"
         return f"{text}\n{str(error.__cause__ or '').partition(chr(10))[0]}".strip()
     group, _, option = key[1].partition(".")
     if group != "cache":

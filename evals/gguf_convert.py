@@ -62,7 +62,12 @@ def _dense(tensors: dict[str, mx.array], stem: str) -> mx.array:
 
     weight = tensors[f"{stem}.weight"]
     if f"{stem}.scales" not in tensors:
-        return weight.astype(mx.float32)
+        if weight.dtype != mx.float32:  # what MLX makes of F16, and wrongly of Q4_K and others
+            raise ValueError(
+                f"tensor {stem!r} is {weight.dtype}: expected Q4_1, Q8_0 or F32, which MLX reads"
+                " exactly. Next: convert the model itself with mlx_lm.convert."
+            )
+        return weight
     scales = tensors[f"{stem}.scales"].astype(mx.float32)
     biases = tensors[f"{stem}.biases"].astype(mx.float32)
     bits = weight.shape[1] * 32 // (scales.shape[1] * GROUP_SIZE)

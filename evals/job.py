@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class Job:
     config: dict[str, Any]
     spec: dict[str, Any]
     baseline: Job | None
+    calibration: list[dict[str, str]] = field(default_factory=list)
+    """What each calibration file of the cache says of itself; its content is in the key."""
 
     @property
     def title(self) -> str:
@@ -48,7 +50,8 @@ class Job:
 def build_job(cfg: Config, root: Path) -> Job:
     """Return the job of a composed config, its baseline included.
 
-    ValueError (SettingError, ModelError, DataError, EvalError) says which field cannot be used.
+    ValueError (SettingError, ModelError, DataError, EvalError) says which field cannot be used;
+    CalibrationMissing that a file is to be made first.
     """
     check_settings(cfg.eval)
     backend = _backend(cfg.device)
@@ -67,13 +70,35 @@ def build_job(cfg: Config, root: Path) -> Job:
         "dataset": asdict(cfg.dataset),
         **asdict(cfg.job),
     }
-    job = _arm(cfg.cache, cfg.eval, model, config, spec)
     text = config["dataset"]["content_hash"]
-    calibrated.check(job.spec["cache"], model.weight_hash, text, cfg.dataset, cfg.seed)
+    use = calibrated.Use(model.name, model.weight_hash, text, cfg.dataset, cfg.seed)
+    job = _arm(_resolved(cfg, model, config, use), cfg.eval, model, config, spec)
+    job = replace(job, calibration=calibrated.check(job.spec["cache"], use))
     if not has_baseline(cfg):
         return job
     baseline = _arm(FP16, cfg.eval, model, config, spec)
     return replace(job, spec={**job.spec, "baseline_key": baseline.key}, baseline=baseline)
+
+
+def _resolved(
+    cfg: Config, model: models.ModelInfo, config: dict[str, Any], use: calibrated.Use
+) -> dict[str, Any]:
+    """Return the cache's options as plain values, the files of ``calibration: auto`` named."""
+    cache = _plain_cache(cfg.cache)
+    method = build_method(cache)
+    try:
+        return calibrated.resolve(cache, method, model.n_layers, use)
+    except calibrated.CalibrationMissing as error:
+        error.config = plain({**config, **_own(cache, cfg.eval, method, model)})
+        raise
+
+
+def _own(
+    cache: Mapping[str, Any], settings: EvalConfig, method: Method, model: models.ModelInfo
+) -> dict[str, Any]:
+    """Return the part of the key that the arms of a job do not share."""
+    layers = method.plan(model.n_layers)
+    return {"eval": measured(settings, method), "cache": {"name": cache["name"], "layers": layers}}
 
 
 def has_baseline(cfg: Config) -> bool:
@@ -90,10 +115,8 @@ def _arm(
 ) -> Job:
     """Return the job of one cache, without a baseline; it is refused where it does not fit."""
     method = build_method(cache)
-    layers = method.plan(model.n_layers)
     method.check_shape(model.n_layers, model.kv_heads, model.head_dim_k, model.head_dim_v)
-    own = {"eval": measured(settings, method), "cache": {"name": cache["name"], "layers": layers}}
-    config = plain({**config, **own})
+    config = plain({**config, **_own(cache, settings, method, model)})
     key = run_key(config)
     identity = {"key": key, "baseline_key": key, "config": config, "cache": _plain_cache(cache)}
     return Job(key, config, plain({**spec, **identity}), baseline=None)

@@ -19,12 +19,14 @@ from evals.hashes import cached_sha256, combined_sha256
 from evals.model_folder import (
     FLOAT_DTYPES,
     ModelError,
+    check_sizes,
     hashed_files,
     kv_shape,
     read_config,
     read_header,
     weight_dtype,
     weight_files,
+    weight_sizes,
 )
 from evals.schema import ModelConfig
 
@@ -53,6 +55,11 @@ class ModelInfo:
     head_dim_k: int
     head_dim_v: int
     weight_dtype: str
+    float_weights: int
+    """Weights that are cast to the dtype of computing; quantized ones are not among them."""
+    packed_bytes: int
+    """Bytes of all other tensors."""
+    vocab_size: int
     config: dict[str, Any]
 
 
@@ -114,6 +121,9 @@ def _describe_tiny(cfg: ModelConfig) -> ModelInfo:
         head_dim_k=cfg.head_dim,
         head_dim_v=cfg.head_dim,
         weight_dtype="float32",
+        float_weights=tiny.count_weights(sizes),
+        packed_bytes=0,
+        vocab_size=cfg.vocab_size,
         config={"source": "tiny", **sizes},
     )
 
@@ -125,8 +135,11 @@ def _describe_folder(name: str, folder: Path, root: Path, config: dict[str, Any]
             f"{folder}: no such folder; expected config.json, model*.safetensors and tokenizer"
             " files. Next: check model.path."
         )
-    shape = kv_shape(read_config(folder), folder)
+    settings = read_config(folder)
+    shape = kv_shape(settings, folder)
     headers = [read_header(path) for path in weight_files(folder)]
+    check_sizes(settings, headers, folder)
+    float_weights, packed_bytes = weight_sizes(headers)
     return ModelInfo(
         name=name,
         path=folder.resolve(),
@@ -136,6 +149,9 @@ def _describe_folder(name: str, folder: Path, root: Path, config: dict[str, Any]
         head_dim_k=shape.head_dim_k,
         head_dim_v=shape.head_dim_v,
         weight_dtype=weight_dtype(headers),
+        float_weights=float_weights,
+        packed_bytes=packed_bytes,
+        vocab_size=shape.vocab_size,
         config=config,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,10 @@ from typing import Any
 from evals.schema import Config
 
 WORDS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+
+
+NAME = re.compile(r"[^\W_][\w .+:()/-]*")
+"""A name that people read: no markup, no path upwards, no formula of a spreadsheet."""
 
 
 class ConfigError(ValueError):
@@ -141,6 +146,15 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         return
     quote = " Text that looks otherwise is quoted twice: 'key=\"value\"'" * (str in options)
     raise ConfigError(f"{name}={value!r}: must be {describe(hint)}.{quote}")
+
+
+def check_name(field: str, name: str) -> None:
+    """Raise :class:`ConfigError` for a name that a table, a page or a folder could misread."""
+    if not NAME.fullmatch(name) or ".." in name or len(name) > 100:
+        raise ConfigError(
+            f"{field}={name[:100]!r}: must begin with a letter or digit; then letters, digits,"
+            " spaces and . _ + - : ( ) / are allowed, no '..', at most 100 characters."
+        )
 
 
 def _check_mapping(name: str, value: dict[Any, Any], kind: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override, QuotedString
 
 from evals.names import ConfigError, check_value, hints, nearest, setting_names, type_of
+from evals.safety import check_uri
 from gear.methods import METHODS, load_method
 
 BY_LAYER = "gear.by_layer"
@@ -57,6 +58,7 @@ def check(overrides: Iterable[Override], options: dict[str, list[str]]) -> None:
         if override.is_hydra_override():
             if override.is_sweep_override():
                 raise ConfigError(f"{override.input_line}: Hydra's own settings are not swept.")
+            _check_search_path(key, found)
             continue
         if override.is_delete() or override.package is not None:
             raise ConfigError(
@@ -67,6 +69,14 @@ def check(overrides: Iterable[Override], options: dict[str, list[str]]) -> None:
             _check_choice(override, found, options[key])
         else:
             _check_setting(override, found, options)
+
+
+def _check_search_path(key: str, found: list[Any]) -> None:
+    """Refuse config folders that are Python packages: finding one imports it."""
+    listed = [path for value in found if isinstance(value, list) for path in value]
+    for path in listed if key == "hydra.searchpath" else ():
+        if "://" in str(path) and not str(path).startswith("file://"):
+            raise ConfigError(f"{key}: {path}: must be a folder. Use --config-dir FOLDER.")
 
 
 def _check_choice(override: Override, found: list[Any], allowed: list[str]) -> None:
@@ -93,6 +103,8 @@ def _check_setting(override: Override, found: list[Any], options: dict[str, list
         )
     hint = type_of(path)
     for value in found:
+        if key == "tracking.uri" and isinstance(value, str):
+            check_uri(value)  # first: what is said of another mistake repeats the word
         check_value(key, value, hint)
     added = override.is_add() or override.is_force_add()
     if path[:2] == BY_LAYER.split(".") and (key != BY_LAYER or not added):

@@ -92,20 +92,28 @@ def commit(root: Path, key: str, record: dict[str, Any]) -> None:
 
     ValueError for a value JSON cannot hold; OSError (disk full, read-only) leaves the old record.
     """
-    folder = record_dir(root, key)
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    write_whole(
+        record_dir(root, key) / RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n"
+    )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, and its folder where there is none, so that it is there whole or as it was.
+
+    OSError (disk full, read-only) leaves the old file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     # The pid keeps the key's owner and a tracker that fills in its run id out of each other's file.
-    temporary = folder / f".{RECORD}.{os.getpid()}"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(folder / RECORD)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(folder)
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

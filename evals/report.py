@@ -19,6 +19,8 @@ from evals.columns import cells, frame, notes
 from evals.settings import labels
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from evals.tracking import SweepView
 
 Record = dict[str, Any]
@@ -58,8 +60,9 @@ def markdown(records: Sequence[Record], view: SweepView | None = None) -> str:
 
 
 def markdown_row(row: Sequence[str]) -> str:
-    """Return one table row; a bar inside a cell would end it."""
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+    """Return one table row; a bar or a new line inside a cell would end it."""
+    whole = (" ".join(cell.splitlines()) for cell in row)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in whole) + " |"
 
 
 def latex(records: Sequence[Record], view: SweepView | None = None) -> str:
@@ -71,7 +74,7 @@ def latex(records: Sequence[Record], view: SweepView | None = None) -> str:
         r"\begin{tabular}{l" + "r" * (len(rows[0]) - 3) + "ll}",
         r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule",
         r"\end{tabular}",
-        *(f"% {note}" for note in notes(table)),
+        *map(latex_comment, notes(table)),
         "",
     ])  # fmt: skip
 
@@ -94,9 +97,24 @@ def latex_text(text: str) -> str:
     return "".join(special.get(character, character) for character in text)
 
 
+def latex_comment(text: str) -> str:
+    """Return ``text`` as a comment: in one line, as the next would be no comment."""
+    return f"% {' '.join(text.split())}"
+
+
 def csv(records: Sequence[Record], view: SweepView | None = None) -> str:
     """Return the raw numbers of :func:`frame` as CSV with a header line."""
-    return frame(records, view).to_csv(index=False, lineterminator="\n")
+    return plain_cells(frame(records, view)).to_csv(index=False, lineterminator="\n")
+
+
+def plain_cells(data: pd.DataFrame) -> pd.DataFrame:
+    """Return a table in which no text is a formula to a spreadsheet: an apostrophe goes before."""
+
+    def plain(value: Any) -> Any:
+        formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        return f"'{value}" if formula else value
+
+    return data.map(plain)
 
 
 def results_table(records: Sequence[Record], view: SweepView | None = None) -> Table:

@@ -14,16 +14,18 @@ from typing import Any, Self
 
 from rich.console import Console
 
+from evals import preflight, report
 from evals import record as store
-from evals import report
 from evals.compose import baseline_words
 from evals.environment import environment
 from evals.job import Job, build_job
+from evals.launching import untimed
 from evals.progress import JobBar
 from evals.record import FINISHED, failure
 from evals.schema import Config
+from evals.share import Share, ShareError
 from evals.tracking_store import TrackingError
-from evals.worker_client import Worker
+from evals.worker_client import LOST, Worker
 
 Record = dict[str, Any]
 
@@ -31,17 +33,25 @@ Record = dict[str, Any]
 class Session:
     """Runs jobs one after another and, at the end, shows all their records.
 
-    ``root`` is the results root, ``argv`` the command as it was typed, ``configs`` every job of it.
+    ``root`` is the results root, ``argv`` the command as it was typed, ``configs`` every job of it,
+    ``launcher`` the one that gave this process a job of a sweep, beside others.
     A context manager: leaving it ends the worker, finished records stay.
     """
 
-    def __init__(self, root: Path, argv: list[str], configs: list[Config]) -> None:
+    def __init__(
+        self, root: Path, argv: list[str], configs: list[Config], launcher: str | None = None
+    ) -> None:
         self.root, self.argv, self.configs = root.resolve(), argv, configs
+        self.launcher = launcher
+        url = configs[0].job.share if configs else None
+        self._share = Share(url) if url else None
         self.records: dict[str, Record] = {}
         self.refused: list[Record] = []
+        self.unshared: list[str] = []
         self._worker = Worker()
-        self._console = Console(stderr=True)
-        self._started = 0
+        # bars of several processes would overwrite each other
+        self._console = Console(stderr=True, force_terminal=False if launcher else None)
+        self._started = self._left_out = 0
 
     def __enter__(self) -> Self:
         return self
@@ -57,6 +67,9 @@ class Session:
         key is None.
         """
         self._started += 1
+        if cfg.job.fail_fast and self._failed():
+            self._left_out += 1
+            return {"key": None, **failure("NotRun", "job.fail_fast=true, and a job has failed")}
         try:
             job = build_job(cfg, self.root)
             if job.baseline is not None:
@@ -77,6 +90,7 @@ class Session:
         if record is None or record["status"] != FINISHED:
             return None
         self._say(f"{self._title(job)}: done before")
+        self._give(job, again=False)
         return record
 
     def _computed(self, job: Job, words: Sequence[str] | None) -> Record:
@@ -86,30 +100,64 @@ class Session:
             self._say(f"{self._title(job)}: another run is computing it, waiting")
 
         with store.lock(self.root, job.key, waiting):
-            if (record := self._finished(job)) is not None:
+            if (record := self._finished(job) or self._shared(job)) is not None:
                 return record
             record = self._measured(job)
             if words is not None:
                 record["words"] = list(words)
             store.commit(self.root, job.key, record)
+            if record["status"] == FINISHED:
+                self._give(job)
             return record
+
+    def _shared(self, job: Job) -> Record | None:
+        """Return the job's record where another machine shared it; it is here from then on."""
+        try:
+            return None if self._share is None else self._share.get(self.root, job.key)
+        except ShareError as error:
+            self.unshared.append(str(error))
+            return None
+
+    def _give(self, job: Job, again: bool = True) -> None:
+        """Share the job's finished record, ``again`` also where there is one."""
+        try:
+            if self._share is not None and (again or not self._share.has(job.key)):
+                self._share.put(self.root, job.key)
+        except ShareError as error:
+            self.unshared.append(str(error))
 
     def _measured(self, job: Job) -> Record:
         """Return the job's new record, FINISHED or FAILED."""
         started = _now()
-        body = self._baseline_failure(job)
+        body = self._baseline_failure(job) or _too_large(job)
+        beside: dict[str, Any] = {"launcher": self.launcher} if self.launcher else {}
         if body is None:
-            with JobBar(self._title(job), self._console) as bar:
-                body = self._worker.run(job.spec, bar)
+            body, attempts = self._run(job)
+            beside |= {"attempts": attempts} if attempts > 1 else {}
+        if self.launcher:
+            body = {**body, "metrics": untimed(body["metrics"])}
         return {
             "key": job.key,
             "config": job.config,
+            **({"calibration": job.calibration} if job.calibration else {}),
             **body,
-            "environment": {**environment(), **body.get("environment", {})},
+            "environment": {**environment(), **body.get("environment", {}), **beside},
             "started": started,
             "finished": _now(),
             "mlflow_run_id": None,
         }
+
+    def _run(self, job: Job) -> tuple[Record, int]:
+        """Return the worker's body, and how often it took the job up: again where it was lost."""
+        most, attempt = 1 + job.spec["retries"], 1
+        while True:
+            with JobBar(self._title(job), self._console) as bar:
+                body = self._worker.run(job.spec, bar)
+            lost = body["status"] != FINISHED and body["error"]["type"] == LOST
+            if not lost or attempt == most:
+                return body, attempt
+            self._say(f"{self._title(job)}: {body['error']['message']}; run again")
+            attempt += 1
 
     def _baseline_failure(self, job: Job) -> Record | None:
         """Return a FAILED body where the fp16 arm that the job needs has failed."""
@@ -125,7 +173,9 @@ class Session:
             " Next step: free space, set permissions, or set GEAR_MLRUNS to another results root."
         )
         message = f"{error}.{hint}" if isinstance(error, OSError) else str(error)
-        refused = {"key": None, "config": {}, **failure(type(error).__name__, message)}
+        # what a table would show of the job, where that much of it is known
+        config = getattr(error, "config", {})
+        refused = {"key": None, "config": config, **failure(type(error).__name__, message)}
         self.refused.append(refused)
         return refused
 
@@ -134,12 +184,19 @@ class Session:
         self._collect()
         records = list(self.records.values())
         view, problem = self._tracked(records)
-        if records:
-            report.print_results(records, view, Console())
-        for text in [*(refused["error"]["message"] for refused in self.refused), *problem]:
+        shown = [*records, *(refused for refused in self.refused if refused["config"])]
+        if shown:
+            report.print_results(shown, view, Console())
+        told = [*(refused["error"]["message"] for refused in self.refused), *problem]
+        if self._left_out:
+            told.append(f"job.fail_fast=true: {self._left_out} jobs were not run.")
+        for text in [*told, *dict.fromkeys(self.unshared)]:
             self._console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-        failed = any(record["status"] != FINISHED for record in records)
-        return int(bool(failed or self.refused or problem))
+        return int(bool(self._failed() or problem or self.unshared))
+
+    def _failed(self) -> bool:
+        """Tell whether a job has failed, or could not be one."""
+        return bool(self.refused) or any(r["status"] != FINISHED for r in self.records.values())
 
     def _collect(self) -> None:
         """Take in the records of jobs that a launcher ran in processes of their own."""
@@ -147,15 +204,28 @@ class Session:
             return
         for cfg in self.configs:
             try:
-                job = build_job(cfg, self.root)
+                self._take_in(build_job(cfg, self.root))
             except (ValueError, OSError) as error:
                 self._refuse(error)
-                continue
-            for arm in filter(None, (job.baseline, job)):
-                if arm.key not in self.records and (found := store.load(self.root, arm.key)):
-                    self.records[arm.key] = found
-            if job.key not in self.records:
-                self._refuse(ValueError(f"{job.title} · {job.key[:8]}: its process left no record"))
+
+    def _take_in(self, job: Job) -> None:
+        """Take in the records of a job and its fp16 arm. ValueError where the job left none."""
+        for arm in filter(None, (job.baseline, job)):
+            if arm.key not in self.records and (found := self._left(arm)):
+                self.records[arm.key] = found
+        if job.key not in self.records:
+            raise ValueError(
+                f"{job.title} · {job.key[:8]}: its process left no record. It was lost, or it"
+                " still runs or waits elsewhere: the same command again runs what is missing."
+            )
+
+    def _left(self, job: Job) -> Record | None:
+        """Return the record that a job left here, or shared from another machine."""
+        record = store.load(self.root, job.key)
+        if self._share is None or (record is not None and record["status"] == FINISHED):
+            return record
+        with store.lock(self.root, job.key):
+            return self._shared(job) or record
 
     def _tracked(self, records: list[Record]) -> tuple[Any, list[str]]:
         """Return the records' view in MLflow, or None, and what went wrong."""
@@ -177,6 +247,12 @@ class Session:
         """Print a line where a person is looking."""
         if self._console.is_terminal:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _too_large(job: Job) -> Record | None:
+    """Return a FAILED body where the job cannot fit into memory."""
+    message = preflight.refusal(job.spec)
+    return None if message is None else failure("TooLarge", message)
 
 
 def _now() -> str:

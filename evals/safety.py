@@ -3,22 +3,20 @@
 ``hydra.main`` builds callbacks, sweeper and launcher from the config, and Python's logging builds
 handlers from it, before any code of ours runs; so the whole composed config, Hydra's node included,
 is walked first. Interpolations may point at other settings and at the resolvers named here, which
-keeps the environment (and its secrets) out of records. YAML files are checked as text too: keys
-that stand twice and aliases vanish once parsed. No MLX.
+keeps the environment (and its secrets) out of records. What can be seen in a YAML file only
+as it is written is evals/config_files.py's. No MLX.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from evals.names import ConfigError, check_value, type_of
+from evals.names import ConfigError
+from evals.tracking_store import uri_problem
 from gear.methods import METHODS
 
 _PLUGINS = "hydra_plugins."
@@ -36,8 +34,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
 """Where a ``_target_`` may stand, and its allowed values."""
 
 RESOLVERS = ("now", "hydra", "gear_root", "python_version")
+OF_INSTANTIATE = ("_args_", "_convert_", "_partial_", "_recursive_")
 HANDLERS = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler")
+OF_HANDLERS = ("class", "level", "formatter", "filters", "stream", "filename")
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
+LOG_FILE = "${hydra.runtime.output_dir}/${hydra.job.name}.log"
 _BUILT_BY_HYDRA = ("hydra.sweeper", "hydra.launcher", "hydra.job_logging", "hydra.hydra_logging")
 _INTERPOLATION = re.compile(r"\$\{\s*([^:{}$]*)(.?)", re.DOTALL)
 
@@ -46,16 +47,16 @@ class UnsafeConfigError(ConfigError):
     """A config that names something outside the allow-list."""
 
 
-def _walk(value: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+def walk(value: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
     """Yield (path, key, value) of every entry below ``value``, lists by index."""
     entries = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in entries:
         yield path, str(key), item
         if isinstance(item, dict | list):
-            yield from _walk(item, f"{path}.{key}" if path else str(key))
+            yield from walk(item, f"{path}.{key}" if path else str(key))
 
 
-def _below(path: str, parents: tuple[str, ...]) -> bool:
+def below(path: str, parents: tuple[str, ...]) -> bool:
     """Tell whether ``path`` is one of ``parents`` or inside one."""
     return any(path == parent or path.startswith(parent + ".") for parent in parents)
 
@@ -67,12 +68,14 @@ def check(cfg: DictConfig) -> None:
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     hydra = plain.pop("hydra")  # last, so that a setting is named before the word that set it
-    for path, key, value in _walk({**plain, "hydra": hydra}):
+    for path, key, value in walk({**plain, "hydra": hydra}):
         name = f"{path}.{key}" if path else key
         if key == "_target_":
             _check_target(path, value)
         elif key == "()":
             raise UnsafeConfigError(f"{name}={value!r}: factories ('()') are not allowed.")
+        elif key in OF_INSTANTIATE:
+            raise UnsafeConfigError(f"{name}={value!r}: {key} is not used here. Leave it out.")
         if isinstance(value, str):
             _check_interpolations(name, value)
     for parent in TARGETS:
@@ -80,6 +83,14 @@ def check(cfg: DictConfig) -> None:
         if not isinstance(node, DictConfig) or "_target_" not in node:
             raise UnsafeConfigError(f"{parent}: must hold a _target_ from its table, written out.")
     _check_hydra(hydra)
+    check_uri(plain["tracking"]["uri"])
+
+
+def check_uri(uri: str | None) -> None:
+    """Raise :class:`ConfigError` for a ``tracking.uri`` that cannot be used or holds a secret."""
+    if (problem := uri_problem(uri)) is not None:
+        where, why, step = problem
+        raise ConfigError(f"{where}: {why}. {step}")
 
 
 def _check_target(path: str, value: Any) -> None:
@@ -95,16 +106,22 @@ def _check_target(path: str, value: Any) -> None:
 
 
 def _check_interpolations(name: str, text: str) -> None:
-    """Refuse resolvers outside the table, names built from names, and links out of Hydra's node."""
+    """Refuse what the table does not hold, and links out of what Hydra builds."""
+    check_resolvers(name, text)
     for target, end in _INTERPOLATION.findall(text):
         target = target.strip()
-        if end not in ("}", ":") or (end == ":" and target not in RESOLVERS):
+        if end == "}" and below(name, _BUILT_BY_HYDRA) and not target.startswith("hydra."):
+            raise UnsafeConfigError(f"{name}={text!r}: may refer to hydra.* only.")
+
+
+def check_resolvers(name: str, text: str) -> None:
+    """Refuse resolvers outside the table, and names that are built from names."""
+    for target, end in _INTERPOLATION.findall(text):
+        if end not in ("}", ":") or (end == ":" and target.strip() not in RESOLVERS):
             raise UnsafeConfigError(
                 f"{name}={text!r}: only ${{setting}} and the resolvers {', '.join(RESOLVERS)} are"
                 " allowed. Write the value itself; the shell expands its own variables."
             )
-        if end == "}" and _below(name, _BUILT_BY_HYDRA) and not target.startswith("hydra."):
-            raise UnsafeConfigError(f"{name}={text!r}: may refer to hydra.* only.")
 
 
 def _check_hydra(hydra: dict[str, Any]) -> None:
@@ -116,65 +133,29 @@ def _check_hydra(hydra: dict[str, Any]) -> None:
         raise UnsafeConfigError(
             "hydra.job.env_copy, hydra.job.env_set: must be empty. Set variables in the shell."
         )
+    if not re.fullmatch(r"\w[\w-]*", str(job["name"])):
+        raise UnsafeConfigError(f"hydra.job.name={job['name']!r}: must be a plain name.")
+    for path, key, value in walk(hydra["launcher"]):
+        if not (key + str(value)).isprintable():  # a line of its own in the script of a batch job
+            raise UnsafeConfigError(
+                f"hydra.launcher.{path}.{key}={value!r}: must be one line of printable text."
+            )
     for node in ("job_logging", "hydra_logging"):
-        logging = hydra[node]
-        if isinstance(logging, str):
-            raise UnsafeConfigError(f"hydra.{node}={logging!r}: must be written out.")
-        for path, key, value in _walk(logging or {}):
-            allowed = HANDLERS if key == "class" and path.startswith("handlers.") else ()
-            if key == "class" and value not in allowed:
-                raise UnsafeConfigError(
-                    f"hydra.{node}.{path}.class={value!r}: handlers are {', '.join(HANDLERS)}."
-                )
-            if isinstance(value, str) and "://" in value and value not in STREAMS:
-                raise UnsafeConfigError(
-                    f"hydra.{node}.{path}.{key}={value!r}: streams are {', '.join(STREAMS)}."
-                )
+        _check_logging(node, hydra[node])
 
 
-def check_file(path: Path, package: str) -> None:
-    """Check one YAML file as written; ``package`` is where Hydra puts it (``gear``, or empty).
-
-    Raises :class:`ConfigError` naming the file and line for a key that stands twice or an alias,
-    and the file and setting for a wrong name or a value of another type than the schema's.
-    """
-    _check_text(path, package, path.read_text(encoding="utf-8"))
-
-
-@cache
-def _check_text(path: Path, package: str, text: str) -> None:
-    """Check the text of a file, once for all jobs of a sweep."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root is None:
-        return
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
-        raise UnsafeConfigError(f"{path}: YAML aliases (*name) are not used; write ${{setting}}.")
-    _check_duplicates(path, root)
-    content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    below = [part for part in package.split(".") if part not in ("", "_global_")]
-    if below[:1] == ["hydra"] or not isinstance(content, dict):
-        return
-    if below[:1] == ["experiment"]:
-        raise ConfigError(f"{path}: an experiment begins with the line '# @package _global_'.")
-    try:
-        for key, value in content.items():
-            if key != "defaults" and (below or key != "hydra"):
-                name = [*below, str(key)]
-                check_value(".".join(name), value, type_of(name))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _check_duplicates(path: Path, node: yaml.Node) -> None:
-    """Refuse a mapping with the same key twice, at any depth; later ones would win silently."""
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            if str(key.value) in seen:
-                line = key.start_mark.line + 1
-                raise ConfigError(f"{path}:{line}: the key {key.value!r} stands twice.")
-            seen.add(str(key.value))
-            _check_duplicates(path, value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _check_duplicates(path, item)
+def _check_logging(node: str, logging: Any) -> None:
+    """Allow handlers that write to the terminal or to the log file of Hydra's own folder."""
+    if isinstance(logging, str):
+        raise UnsafeConfigError(f"hydra.{node}={logging!r}: must be written out.")
+    for path, key, value in walk(logging or {}):
+        name = f"hydra.{node}.{path}.{key}={value!r}"
+        handler = re.fullmatch(r"handlers\.[^.]+", path) is not None
+        if key == "class" and value not in (HANDLERS if handler else ()):
+            raise UnsafeConfigError(f"{name}: handlers are {', '.join(HANDLERS)}.")
+        if handler and key not in OF_HANDLERS:
+            raise UnsafeConfigError(f"{name}: a handler has {', '.join(OF_HANDLERS)} only.")
+        if handler and key == "filename" and value != LOG_FILE:
+            raise UnsafeConfigError(f"{name}: the log file is {LOG_FILE}.")
+        if isinstance(value, str) and "://" in value and value not in STREAMS:
+            raise UnsafeConfigError(f"{name}: streams are {', '.join(STREAMS)}.")

@@ -148,11 +148,17 @@ class JobConfig:
     time_limit_s: float | None = None
     """Wall-clock seconds; null = none."""
     memory_limit_gib: float | None = None
-    """Resident memory of the worker in GiB; null = none."""
+    """Resident memory of the worker in GiB; null = none, but what the machine lacks is refused."""
+    retries: int = 1
+    """Times a job is run again whose worker was killed from outside or crashed; 0 = none."""
+    fail_fast: bool = False
+    """Run no more jobs of the sweep once one has failed."""
     prefill_memory_gib: float = 2.0
     """Exact prefills that the jobs of a sweep share, in GiB; the least recently used go first."""
     prefill_spill: bool = False
     """Keep on disk what goes, in the worker's temporary folder, instead of forgetting it."""
+    share: str | None = None
+    """URL of a folder (s3://…, gs://…, az://…) where machines share finished records, or null."""
     dry_run: bool = False
     """List every job with its state (done, to do, failed before, cannot run here); run none."""
 

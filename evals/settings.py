@@ -52,6 +52,8 @@ def _cache(cache: dict[str, Any]) -> dict[str, str]:
     layers = cache.get("layers") or []
     prefix = "gear." if any("k" in layer for layer in layers) else "cache."
     leaves = [_dotted(layer, keep_unset=True) for layer in layers]  # rank=null is a setting
+    for leaf in leaves:  # a reference ends with its layer and side (gear/calibration.py)
+        leaf.update({n: v.partition("#")[0] for n, v in leaf.items() if n.endswith("calibration")})
     names = dict.fromkeys(name for layer in leaves for name in layer)
     merged = {name: _over_layers([layer.get(name, "null") for layer in leaves]) for name in names}
     for name, value in merged.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,10 +51,7 @@ def remember(root: Path, keys: Iterable[str], argv: Sequence[str], experiment: s
         if other.jobset == sweep.jobset:
             return other
     path = root / "sweeps" / f"{sweep.jobset}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(sweep), indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    store.write_whole(path, json.dumps(asdict(sweep), indent=1) + "\n")
     return sweep
 
 

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from evals.report import latex_text, markdown_row
+from evals.report import latex_comment, latex_text, markdown_row, plain_cells
 from evals.table_notes import notes
 from evals.tables import Column, Entry, Table
 
@@ -86,7 +86,7 @@ def latex(table: Table, command: Sequence[str], *, standalone: bool = False) -> 
     body = "\n\\addlinespace\n".join(rows)
     below = [latex_text(note) for note in notes(table, command)]
     lines = [
-        *(f"% {(entry.key or '')[:8]} {name}" for name, entry in _runs(table)),
+        *(latex_comment(f"{(entry.key or '')[:8]} {name}") for name, entry in _runs(table)),
         r"\begin{tabular}{l" + "r" * len(table.columns) + "}",
         r"\toprule", *_latex_heading(table), r"\midrule", body, r"\bottomrule",
         r"\end{tabular}",
@@ -141,7 +141,8 @@ def csv(table: Table, command: Sequence[str]) -> str:
     """Return the raw numbers, a line for every cell and measure; ``command`` remakes a cell."""
     words = table.data["words"].map(lambda words: shlex.join(["python", "run.py", *words]))
     data = table.data.assign(command=words)
-    return data.to_csv(columns=list(CSV_COLUMNS), index=False, lineterminator="\n")
+    data = plain_cells(data.loc[:, list(CSV_COLUMNS)])
+    return data.to_csv(index=False, lineterminator="\n")
 
 
 def html(table: Table, command: Sequence[str]) -> str:

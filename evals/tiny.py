@@ -43,6 +43,15 @@ def weights_hash(sizes: dict[str, int]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+def count_weights(sizes: dict[str, int]) -> int:
+    """Return the number of weights of the model that :func:`build` makes."""
+    hidden = sizes["heads"] * sizes["head_dim"]
+    kv = sizes["kv_heads"] * sizes["head_dim"]
+    attention, mlp, norms = 2 * hidden * (hidden + kv), 3 * hidden * 2 * hidden, 2 * hidden
+    layers = sizes["layers"] * (attention + mlp + norms)
+    return 2 * sizes["vocab_size"] * hidden + layers + hidden
+
+
 def _scale(name: str, fan_in: int) -> float:
     """Return the standard deviation of a weight matrix with ``fan_in`` columns."""
     if "embed_tokens" in name:

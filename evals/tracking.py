@@ -33,6 +33,7 @@ from evals.tracking_store import (
     database,
     is_new,
     locked,
+    next_step,
     prepare,
     store_uri,
     ui_command,
@@ -98,8 +99,9 @@ def _explained(root: Path, tracking: TrackingConfig) -> Iterator[None]:
         raise
     except Exception as error:
         uri = store_uri(root, tracking)
-        step = f"Move {path} away if it is broken." if (path := database(uri)) else "Is it running?"
-        raise TrackingError(uri, f"{type(error).__name__}: {error}", step) from error
+        path, problem = database(uri), f"{type(error).__name__}: {error}"
+        step = next_step(path, problem) if path else "Is it running?"
+        raise TrackingError(uri, problem, step) from error
 
 
 def _show(

@@ -17,7 +17,7 @@ from typing import Any
 
 from evals import report
 from evals.environment import git_diff, git_state
-from evals.record import FAILED, FINISHED, record_dir
+from evals.record import FAILED, FINISHED, record_dir, write_whole
 from evals.settings import flatten
 from evals.sweeps import Sweep
 from evals.tracking_files import command, write_job, write_sweep
@@ -165,7 +165,7 @@ def keep_diffs(root: Path, records: Sequence[Record], checkout: Path) -> None:
         measured_here = record["environment"].get("git") == state
         new = record["mlflow_run_id"] is None and not _diff_path(root, record).exists()
         if measured_here and new:
-            _diff_path(root, record).write_text(diff + "\n", encoding="utf-8")
+            write_whole(_diff_path(root, record), diff + "\n")
 
 
 def _diff_path(root: Path, record: Record) -> Path:

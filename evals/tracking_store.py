@@ -6,6 +6,8 @@ is wrong. Everything in it is a view of the records, so nothing here can lose a 
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 import shutil
 import sqlite3
@@ -87,7 +89,8 @@ def ui_command(root: Path, tracking: TrackingConfig, port: int = PORT) -> str:
     hosts = f"127.0.0.1:{port},localhost:{port}"
     # Without job execution the server starts one process and not eight.
     return (
-        f"MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {program} ui "
+        f"MLFLOW_DISABLE_TELEMETRY=true MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false "
+        f"MLFLOW_ALLOW_PICKLE_DESERIALIZATION=false {program} ui "
         f"--backend-store-uri {shlex.quote(uri)} --host 127.0.0.1 --port {port} "
         f"--allowed-hosts {hosts} --workers 1 --uvicorn-opts '--log-level warning'"
     )
@@ -128,16 +131,18 @@ def prepare(path: Path, artifacts: str | None) -> None:
             if artifacts is not None:
                 _follow_move(connection, artifacts)
     except sqlite3.Error as error:
-        raise TrackingError(path, str(error), _next_step(path, str(error))) from error
+        raise TrackingError(path, str(error), next_step(path, str(error))) from error
 
 
-def _next_step(path: Path, problem: str) -> str:
-    """Return what to do about SQLite's message."""
+def next_step(path: Path, problem: str) -> str:
+    """Return what to do about a message of SQLite or of the system."""
     if "locked" in problem:
         return "End the program that holds it (`lsof` names it)."
     if "readonly" in problem or "unable to open" in problem:
         return "Make the file and its folder writable, or set tracking.uri or GEAR_MLRUNS."
-    return f"Move it away (mv {path} {path}.bad): it is made anew."
+    if "disk is full" in problem or os.strerror(errno.ENOSPC) in problem:
+        return "Free space, or set tracking.uri or GEAR_MLRUNS."
+    return f"If it is broken, move it away (mv {path} {path}.bad): it is made anew."
 
 
 def artifacts_uri(root: Path) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
+from evals import share
 from evals.compose import Plan, make_method
-from evals.names import ConfigError
+from evals.names import ConfigError, check_name
 from evals.schema import Config
-from evals.tracking_store import uri_problem
 from gear.methods import METHODS, load_method
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -49,9 +49,13 @@ LOWEST: dict[str, float] = {
     "eval.bootstrap_samples": 1,
     "dataset.num_fewshot": 0,
     "dataset.per_cell": 1,
+    "job.retries": 0,
     "seed": 0,
 }
 """The smallest allowed value of every count; null passes where the schema allows it."""
+
+NAMES = ("model.name", "dataset.name", "eval.name", "tracking.name", "tracking.experiment_name")
+"""What stands in tables, pages and file names."""
 
 ABOVE_ZERO = ("job.time_limit_s", "job.memory_limit_gib", "job.prefill_memory_gib")
 _RANKS = ("gear.rank", "gear.k.rank", "gear.v.rank")
@@ -74,15 +78,17 @@ def check_config(config: Config) -> None:
         value = _value(config, name)
         if value is not None and value < lowest:
             raise ConfigError(f"{name}={value!r}: must be at least {lowest:g}.")
+    for name in NAMES:
+        check_name(name, _value(config, name))
+    check_name("cache.name", config.cache["name"])
     for name in ABOVE_ZERO:
         value = _value(config, name)
         if value is not None and not (0 < value < math.inf):
             raise ConfigError(f"{name}={value!r}: must be above 0, or null for no limit.")
+    if (wrong := share.problem(config.job.share)) is not None:
+        raise ConfigError(f"job.share: {wrong}.")
     if not 0 < config.eval.confidence < 1:
         raise ConfigError(f"eval.confidence={config.eval.confidence!r}: must be between 0 and 1.")
-    if (problem := uri_problem(config.tracking.uri)) is not None:
-        where, why, step = problem
-        raise ConfigError(f"{where}: {why}. {step}")
     if (config.eval.task == "downstream") != (config.dataset.task is not None):
         raise ConfigError(
             f"eval={config.eval.name}, dataset={config.dataset.name}: eval=downstream asks a task's"

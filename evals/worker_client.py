@@ -29,6 +29,8 @@ POLL_S = 0.1
 """How often limits are checked."""
 GRACE_S = 10.0
 """How long a worker may take to end by itself once its pipe is closed."""
+LOST = "WorkerKilled"
+"""The type of error of a job whose worker a signal ended: what may go well another time."""
 TAIL_LINES = 30
 """Lines of the log that a FAILED record keeps."""
 
@@ -138,7 +140,7 @@ class Worker:
             return failure("WorkerExit", f"the worker ended with exit code {code} and no record")
         name = next((s.name for s in signal.Signals if s == -code), f"signal {-code}")
         hint = "; out of memory?" if name == "SIGKILL" else ""
-        return failure("WorkerKilled", f"the worker was ended by {name}{hint}", signal=name)
+        return failure(LOST, f"the worker was ended by {name}{hint}", signal=name)
 
     def close(self) -> None:
         """End the process: it goes when its pipe closes, or is killed after a grace time."""

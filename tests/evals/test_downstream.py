@@ -137,6 +137,7 @@ class Bypass(GearCache):
         return joined
 
 
+@pytest.mark.fault
 def test_a_cache_that_falls_back_to_exact_is_caught(
     asking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_cache_that_falls_back_to_exact_is_caught(
     assert "differs_from_fp16" in record["error"]["message"]
 
 
+@pytest.mark.fault
 def test_a_cache_that_never_compresses_is_caught(
     asking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ def test_one_token_choices_see_the_compressed_context(
         assert all(x != y for x, y in zip(a["loglikelihoods"], b["loglikelihoods"], strict=True))
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_killed_run_goes_on_behind_its_last_whole_batch(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

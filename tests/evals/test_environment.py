@@ -58,6 +58,7 @@ def test_a_package_inside_another_repository_has_no_git_state(checkout: Path) ->
     assert place.git_diff(checkout / "package") == ""
 
 
+@pytest.mark.fault
 def test_no_git_and_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert place.git_state(tmp_path) is None

@@ -63,6 +63,7 @@ def test_a_good_run_passes():
     assert failures(guards) == []
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("guard", "changes", "why"),
     [

@@ -32,6 +32,7 @@ def test_a_touched_file_is_hashed_anew(file, tmp_path):
     assert found == {"weights": hashlib.sha256(b"xyz").hexdigest()}
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"x": 1}', "\xff"])
 def test_a_broken_memory_is_an_empty_one(file, tmp_path, content):
     memory = tmp_path / "cache" / "hashes.json"

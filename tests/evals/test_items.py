@@ -208,6 +208,7 @@ def test_hellaswag_is_cleaned_as_lm_eval_cleans_it() -> None:
     assert task.process_results(row, [(-1.0, False), (-2.0, False)])["acc"] == 1.0
 
 
+@pytest.mark.fault
 def test_rows_without_the_tasks_fields_are_named(tmp_path: Path) -> None:
     cfg = config(tmp_path, path=write(tmp_path / "x.jsonl", [{"q": "?"}]))
     with pytest.raises(DataError, match=r"its rows \(fields: q\) do not fit .*allenai/ai2_arc"):

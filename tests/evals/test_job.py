@@ -41,7 +41,7 @@ IRRELEVANT: dict[str, Any] = {
     "tracking.experiment_name": "other",
     "job.time_limit_s": 5.0, "job.memory_limit_gib": 2.0,
     "job.prefill_memory_gib": 1.0, "job.prefill_spill": True,
-    "job.dry_run": True,
+    "job.dry_run": True, "job.share": "s3://bucket/folder",
     "model.path": "/elsewhere", "model.repo": "a/b", "model.revision": "c",
     "device": "cpu",
 }  # fmt: skip
@@ -83,11 +83,13 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> str:
     return build_job(small(), tmp_path_factory.mktemp("root")).key
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("name", EFFECTIVE)
 def test_an_effective_field_changes_the_key(name: str, key: str, tmp_path: Path) -> None:
     assert build_job(changed(name, EFFECTIVE[name]), tmp_path).key != key
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("name", IRRELEVANT)
 def test_tracking_paths_and_limits_do_not(
     name: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +157,7 @@ def test_the_worker_builds_the_method_that_the_parent_planned(tmp_path: Path) ->
     assert method.plan(2) == job.config["cache"]["layers"]
 
 
+@pytest.mark.fault
 def test_keys_hold_no_machine_path(tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(build_job(small(), tmp_path).config)
 
@@ -167,6 +170,7 @@ def test_a_device_that_is_not_here_is_refused(
         build_job(changed("device", "cuda"), tmp_path)
 
 
+@pytest.mark.fault
 def test_backend_and_dtype_are_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blas, "backend", lambda: "metal")
     on_metal = build_job(small(), tmp_path)

@@ -38,6 +38,7 @@ def test_what_is_put_comes_back_bit_for_bit(tmp_path):
     assert LogprobStore(tmp_path, "other").get("doc", 0) is None
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("document", ["../../escape", "a/b", "x" * 500, "ü·—", ""])
 def test_any_document_id_stays_in_the_folder(tmp_path, document):
     store = LogprobStore(tmp_path, "key")
@@ -63,6 +64,7 @@ def test_oldest_files_of_all_keys_go_first(tmp_path):
     assert store.get("doc", 2) is not None
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("keep", [0, 5, 300, -10])
 def test_a_damaged_file_counts_as_absent(tmp_path, keep):
     store = LogprobStore(tmp_path, "key")
@@ -89,6 +91,7 @@ def test_what_cannot_be_written_is_logged_and_left(tmp_path, caplog):
     assert "not kept" in caplog.text
 
 
+@pytest.mark.fault
 def test_a_write_that_fails_leaves_no_file(tmp_path, monkeypatch):
     store = LogprobStore(tmp_path, "key")
     save = mx.save_safetensors

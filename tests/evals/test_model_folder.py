@@ -54,6 +54,7 @@ def tensor(dtype: str, shape: list[int], *offsets: int) -> dict[str, object]:
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("content", "found"),
     [
@@ -84,6 +85,7 @@ def test_a_broken_weight_file_is_named_with_what_was_found(tmp_path, content, fo
     assert "Next: " in str(error.value)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("cut", [1, 10, 30, 60])
 def test_a_file_cut_anywhere_is_refused(folder, cut):
     path = folder / "model.safetensors"
@@ -92,6 +94,7 @@ def test_a_file_cut_anywhere_is_refused(folder, cut):
         read_header(path)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("key", ["model_file", "auto_map"])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 def test_code_of_the_models_author_is_refused(folder, name, key):
@@ -148,6 +151,7 @@ def test_the_shape_comes_from_the_config(folder):
     assert shape(text_config={"num_hidden_layers": 7, "head_dim": 8}) == (7, 2, 8, 8)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("field", ["num_hidden_layers", "num_attention_heads", "hidden_size"])
 @pytest.mark.parametrize("value", [None, 0, -1, "4", [4, 4], True])
 def test_a_shape_that_is_no_number_is_refused(folder, field, value):

@@ -81,6 +81,7 @@ def test_a_folder_is_described_without_its_path(folder, tmp_path):
     assert describe(local(moved), tmp_path / "results").weight_hash == info.weight_hash
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_whatever_changes_a_result_changes_the_hash(folder, tmp_path, name):
     before = describe(local(folder), tmp_path).weight_hash
@@ -241,6 +242,7 @@ def test_what_mlx_lm_cannot_build_is_a_clear_error(folder, tmp_path, change):
         load(info, "float32")
 
 
+@pytest.mark.fault
 def test_code_beside_the_weights_never_runs(folder, tmp_path):
     marker = tmp_path / "ran"
     (folder / "modeling.py").write_text(f"open({str(marker)!r}, 'w')")

@@ -236,6 +236,7 @@ def test_what_no_package_has_is_said(fetched: Path) -> None:
         packages.read(task, "train")
 
 
+@pytest.mark.fault
 def test_a_wrong_file_is_refused_before_it_is_opened(
     root: Path, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

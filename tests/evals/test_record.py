@@ -70,6 +70,7 @@ def test_commit_and_load(tmp_path: Path) -> None:
     assert [path.name for path in store.record_dir(tmp_path, KEY).iterdir()] == ["record.json"]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "damage",
     [
@@ -166,6 +167,7 @@ def test_an_orphan_writer_cannot_reach_the_new_samples(tmp_path: Path) -> None:
     assert store.read_samples(path) == [{"from": "writer"}]
 
 
+@pytest.mark.fault
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     whole = '{"a": 1}\n{"a": 2}\n'
@@ -181,6 +183,7 @@ def test_a_broken_line_before_the_last_is_an_error(tmp_path: Path) -> None:
         store.read_samples(path)
 
 
+@pytest.mark.fault
 def test_a_sample_must_be_finite(tmp_path: Path) -> None:
     with (
         store.SampleWriter(tmp_path / "samples.jsonl") as writer,

@@ -60,6 +60,7 @@ def test_a_sweep_end_to_end_and_again(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [record["status"] for record in records] == ["FINISHED"] * 3, records
     names = [record["config"]["cache"]["name"] for record in session.records.values()]
     assert names == ["fp16", "gear", "kivi"]
+    assert not any("calibration" in record for record in records)
     for record in records:
         assert store.load(tmp_path, record["key"]) == record
         assert record["environment"]["blas"]
@@ -117,6 +118,29 @@ def test_a_config_that_cannot_be_used_does_not_stop_the_others(
     assert worker.ran == ["fp16", "gear"]
 
 
+def test_a_job_without_its_calibration_file_fails_alone_and_has_its_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEAR_ASSETS", str(tmp_path))
+    without = small("vecinfer")
+    without.cache["calibration"] = "auto"
+    configs = [without, small()]
+    session, worker = session_of(tmp_path, configs)
+    records = [session.run(config) for config in configs]
+    assert [(r["status"], r["key"] is None) for r in records] == [
+        ("FAILED", True), ("FINISHED", False),
+    ]  # fmt: skip
+    assert session.finish() == 1
+    assert worker.ran == ["fp16", "gear"]
+    out, err = capsys.readouterr()
+    [row] = [line for line in out.splitlines() if line.startswith("| vecinfer")]
+    assert row.endswith("| FAILED | - |")
+    assert "- vecinfer: CalibrationMissing: vecinfer: calibration=auto" in out
+    assert "| fp16 |" in out
+    assert "scripts/calibrate.py method=vecinfer model=tiny" in err
+
+
+@pytest.mark.fault
 def test_a_full_disk_is_a_failed_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from evals.compose import plan
 from evals.names import ConfigError
-from evals.safety import TARGETS, UnsafeConfigError, check_file
+from evals.safety import TARGETS, UnsafeConfigError, check
 from gear.methods import METHODS
 
 EVIL = "{_target_: os.system, command: 'exit 3'}"
@@ -22,6 +23,7 @@ def test_the_targets_are_the_methods_and_hydras_own_launchers() -> None:
     assert len(TARGETS["hydra.sweeper"]) == 1
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     "word",
     [
@@ -51,6 +53,34 @@ def test_a_word_that_names_something_else_is_refused(
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("uri", "answer"),
+    [
+        ("mlruns", r"must be sqlite:///path/mlflow\.db, http"),
+        ("http://me:secret@host", r"http://…: must hold no user name, password"),
+        ("https://host/?token=secret", r"https://…: must hold no user name, password or query"),
+    ],
+)
+def test_a_tracking_uri_is_refused_in_words_and_files(
+    tmp_path: Path, uri: str, answer: str
+) -> None:
+    (tmp_path / "tracking").mkdir()
+    (tmp_path / "tracking/own.yaml").write_text(f"name: own\nuri: {uri}\n", encoding="utf-8")
+    folder = f'hydra.searchpath=["file://{tmp_path}"]'
+    for words in ([f"tracking.uri='{uri}'"], [f"+tracking.uri='{uri}'"]):
+        with pytest.raises(ConfigError, match=answer) as refused:
+            plan(words)
+        assert "secret" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"tracking\.uri") as refused:
+        plan([folder, "tracking=own"])
+    assert "secret" not in str(refused.value)
+    cfg = plan([]).jobs[0].cfg.copy()  # as a file of conf/ may set it
+    OmegaConf.set_readonly(cfg, False)
+    cfg.tracking.uri = uri
+    with pytest.raises(ConfigError, match=answer):
+        check(cfg)
+
+
 def test_a_resolver_in_a_swept_value_is_refused() -> None:
     with pytest.raises(UnsafeConfigError, match="only"):
         plan(["dataset.path=a,${oc.env:SECRET}"], multirun=True)
@@ -76,6 +106,7 @@ def test_hydras_own_logging_is_allowed(logging: str) -> None:
 CACHE = "name: own\nsettings: ${gear}\n"
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
@@ -100,34 +131,3 @@ def test_a_yaml_file_that_names_something_else_is_refused(
     (tmp_path / "cache/own.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=answer):
         plan([f'hydra.searchpath=["file://{tmp_path}"]', "cache=own"])
-
-
-@pytest.mark.parametrize(
-    ("package", "text", "answer"),
-    [
-        ("gear", "bits: 2\nbits: 4\n", r"own.yaml:2: the key 'bits' stands twice"),
-        ("gear", "by_layer:\n  3: {}\n  3: {}\n", r"own.yaml:3: the key '3' stands twice"),
-        ("gear", "bits: '4'\n", r"own.yaml: gear.bits='4': must be an integer"),
-        ("gear", "clip: 'false'\n", "must be true or false"),
-        ("gear", "rnak: 4\n", r"own.yaml: gear.rnak: .* Did you mean gear.rank"),
-        ("gear", "k: {bit: 4}\n", "Did you mean bits"),
-        ("_global_", "gear:\n  rank: 4.5\n", "gear.rank=4.5"),
-        ("_global_", "sede: 1\n", "Did you mean seed"),
-        ("experiment", "gear:\n  rank: 4\n", "@package _global_"),
-    ],
-)
-def test_a_file_is_checked_as_it_is_written(
-    tmp_path: Path, package: str, text: str, answer: str
-) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=answer):
-        check_file(path, package)
-
-
-def test_an_ordinary_file_passes(tmp_path: Path) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text("defaults:\n  - x\ngear:\n  rank: null\nhydra:\n  mode: MULTIRUN\n", "utf-8")
-    check_file(path, "_global_")
-    path.write_text("# nothing\n", encoding="utf-8")
-    check_file(path, "gear")

@@ -262,6 +262,7 @@ def test_a_description_that_somebody_edited_stays(root: Path, logged: Any) -> No
     assert parent.data.tags["mlflow.note.content"] == "my words"
 
 
+@pytest.mark.fault
 def test_numbers_that_mlflow_cannot_hold_are_left_out(root: Path) -> None:
     record = finished("kivi", 0.25)
     commit(root, [record])
@@ -279,6 +280,7 @@ def test_long_and_many_parameters_fit(root: Path) -> None:
     assert params["model.text"] == "x" * 6000
 
 
+@pytest.mark.fault
 def test_a_moved_root_takes_its_files_along(root: Path, tmp_path: Path) -> None:
     moved = root.rename(tmp_path / "moved")
     records = commit(moved, [finished("kivi", 0.25)])
@@ -334,6 +336,7 @@ def test_an_experiment_that_was_deleted_says_so(root: Path, logged: Any) -> None
         log_sweep(root, [on_disk(root, record) for record in logged[1]], ARGV, MLFLOW)
 
 
+@pytest.mark.fault
 def test_a_server_that_does_not_answer_is_an_error_in_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_spilled_prefills_are_shared_and_gone_with_the_worker(tmp_path: Path) ->
     assert not scratch.exists()
 
 
+@pytest.mark.fault
 def test_a_changed_text_fails_the_job(tmp_path: Path, worker: Worker) -> None:
     job = job_in(tmp_path)
     job.spec["dataset"]["limit"] = 1
@@ -117,6 +118,7 @@ def test_another_backend_fails_the_job(tmp_path: Path, worker: Worker) -> None:
     assert "device='cuda'" in body["error"]["message"]
 
 
+@pytest.mark.fault
 def test_a_metric_that_is_not_finite_fails_the_job(tmp_path: Path) -> None:
     config = job_in(tmp_path, "fp16").config
     sample = {
