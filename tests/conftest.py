@@ -27,6 +27,34 @@ load_optimised_blas()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kill-seeds", type=int, default=20, help="sweeps to kill at random (tests/faults)"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kill_seed" in metafunc.fixturenames:
+        metafunc.parametrize("kill_seed", range(metafunc.config.getoption("--kill-seeds")))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what tests of faults have to say beyond that they passed."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    told = sorted(
+        {
+            value
+            for r in reports
+            for name, value in getattr(r, "user_properties", ())
+            if name == "story"
+        }
+    )
+    if told:
+        terminalreporter.section("faults")
+        for line in told:
+            terminalreporter.write_line(line)
+
+
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The bundled model and its tokenizer; absent is a skip here and a failure in CI."""

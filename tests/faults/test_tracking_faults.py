@@ -5,7 +5,6 @@ The record is safe each time, the error says what to do, and sync later shows it
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import sqlite3
@@ -24,6 +23,7 @@ from evals.schema import TrackingConfig
 from evals.tracking import log_sweep, sync
 from evals.tracking_store import TrackingError
 from tests.evals.fake_records import commit, finished, on_disk
+from tests.faults import forked
 
 pytestmark = pytest.mark.fault
 
@@ -36,14 +36,6 @@ def runs_of(root: Path) -> list[Any]:
 
     client = MlflowClient(tracking_store.store_uri(root, MLFLOW))
     return client.search_runs([e.experiment_id for e in client.search_experiments()])
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with one sweep in it: making one takes seconds, so tests copy it."""
-    root = tmp_path_factory.mktemp("made")
-    log_sweep(root, commit(root, [finished("fp16")]), [], MLFLOW)
-    return root / "mlflow.db"
 
 
 @pytest.fixture
@@ -82,7 +74,7 @@ def replace_by_garbage(path: Path) -> Callable[[], None]:
     [
         (lock, r"database is locked.*End the program that holds it"),
         (make_read_only, r"readonly database.*Make the file and its folder writable"),
-        (replace_by_garbage, r"not a database.*Move it away \(mv "),
+        (replace_by_garbage, r"not a database.*move it away \(mv "),
     ],
 )
 def test_a_database_that_cannot_be_written(
@@ -198,11 +190,7 @@ def _log_one(root: Path, seed: int, barrier: Barrier) -> None:
 
 def test_eight_processes_on_a_fresh_database(tmp_path: Path) -> None:
     (shared,) = commit(tmp_path, [finished("fp16")])
-    context = multiprocessing.get_context("forkserver")
-    # Imported once for all eight, in a server that starts no threads.
-    context.set_forkserver_preload(
-        ["mlflow.tracking", "mlflow.store.tracking.sqlalchemy_store", "evals.tracking", "pandas"]
-    )
+    context = forked.context()
     barrier = context.Barrier(8)
     workers = [
         context.Process(target=_log_one, args=(tmp_path, seed, barrier)) for seed in range(8)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,9 @@ def test_a_worker_that_died_between_jobs_is_replaced(tmp_path: Path, worker: Wor
     spec = spec_of(tmp_path, "one")
     worker.run(spec, ignore)
     pid = pid_of(spec)
-    os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not alive(pid))
+    assert worker._process is not None
+    worker._process.kill()
+    worker._process.wait()
     assert worker.run(spec, ignore)["status"] == "FINISHED"
     assert pid_of(spec) != pid
 
@@ -163,6 +165,45 @@ def test_a_job_that_dies_inside_a_sweep(tmp_path: Path, capsys: pytest.CaptureFi
     assert on_disk is not None
     assert on_disk["error"]["signal"] == "SIGSEGV"
     assert "SIGSEGV" in capsys.readouterr().out
+
+
+def test_a_job_whose_worker_is_killed_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEAR_MLRUNS", str(tmp_path))
+    config = small("killed_once", method="kivi")
+    with Session(tmp_path, [], [config]) as session:
+        record = session.run(config)
+        assert (record["status"], record["environment"]["attempts"]) == ("FINISHED", 2)
+        assert session.finish() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "retries", "times"), [("sigkill", 2, 3), ("sigkill", 0, 1), ("raises", 2, 1)]
+)
+def test_only_what_may_go_well_is_run_again(
+    tmp_path: Path, name: str, retries: int, times: int
+) -> None:
+    config = small(name, method="kivi")
+    config = replace(config, job=replace(config.job, retries=retries))
+    with Session(tmp_path, [], [config]) as session:
+        record = session.run(config)
+    assert record["status"] == "FAILED"
+    assert computed(tmp_path).count(record["key"]) == times
+
+
+def test_fail_fast_runs_no_more_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configs = [small(name, method="kivi") for name in ("before", "raises", "after", "last")]
+    configs = [replace(c, job=replace(c.job, fail_fast=True)) for c in configs]
+    with Session(tmp_path, [], configs) as session:
+        records = [session.run(config) for config in configs]
+        assert session.finish() == 1
+    assert [r["status"] for r in records] == ["FINISHED", "FAILED", "FAILED", "FAILED"]
+    assert len(computed(tmp_path)) == 3  # fp16, before, raises
+    assert "job.fail_fast=true: 2 jobs were not run." in capsys.readouterr().err
+    undone = [replace(c, job=replace(c.job, fail_fast=False)) for c in configs[2:]]
+    with Session(tmp_path, [], undone) as session:
+        assert [session.run(config)["status"] for config in undone] == ["FINISHED"] * 2
 
 
 def test_an_fp16_arm_that_dies_fails_the_jobs_that_need_it(

@@ -46,6 +46,22 @@ def hangs() -> None:
         time.sleep(0.05)
 
 
+def stuck() -> None:
+    """Never end the first time in a results root, and do nothing later."""
+    before = Path(os.environ["GEAR_MLRUNS"]) / "stuck"
+    if not before.exists():
+        before.write_text(f"{os.getpid()}\n", encoding="utf-8")
+        hangs()
+
+
+def killed_once() -> None:
+    """Be killed the first time in a results root, and do nothing later."""
+    before = Path(os.environ["GEAR_MLRUNS"]) / "killed"
+    if not before.exists():
+        before.touch()
+        sigkill()
+
+
 def slow() -> None:
     """Take a second."""
     time.sleep(1)
@@ -64,7 +80,8 @@ def prints() -> None:
 
 
 FAULTS: dict[str, Callable[[], None]] = {
-    f.__name__: f for f in (raises, sigkill, sigsegv, exits, hangs, slow, grows, prints)
+    f.__name__: f
+    for f in (raises, sigkill, sigsegv, exits, hangs, stuck, killed_once, slow, grows, prints)
 }
 
 
