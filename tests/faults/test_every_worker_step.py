@@ -17,7 +17,7 @@ from evals import record as store
 from evals.job import Job, build_job
 from evals.worker_client import Worker
 from tests.evals.configs import small
-from tests.faults.steps import KILL, SPACE
+from tests.faults.steps import FULL, KILL, SPACE
 from tests.faults.test_every_write_step import FAULTS, counted
 
 pytestmark = pytest.mark.fault
@@ -83,6 +83,8 @@ def test_each_step(
     assert whole["status"] == "FINISHED", whole
     names = (Path(first.spec["root"]).parent / "notes.txt").read_text().splitlines()
     for at in range(1, len(names) + 1):
+        if fault == FULL and names[at - 1].startswith("rename"):
+            continue  # takes no room: the same as the step behind it
         job = ready()
         body = armed(job, at, fault, monkeypatch)
         if fault == KILL:
