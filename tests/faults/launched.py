@@ -14,8 +14,7 @@ from evals import record as store
 
 CHECKOUT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).parent / "stand_in"
-SIX, FOUR = "fp16,kivi,kcvt,gear_l,gear,outlier_kivi", "fp16,kivi,gear_l,gear"
-"""The caches of a sweep: six jobs, or four where a process for each is what takes the time."""
+CACHES = "cache=fp16,kivi,gear_l,gear"
 SMALL = (
     "model=tiny", "dataset.limit=2", "eval.prefill_tokens=128", "eval.scored_tokens=64",
     "eval.bootstrap_samples=50",
@@ -45,10 +44,10 @@ def installed(launcher: str) -> bool:
     return find_spec("hydra_plugins") is not None and find_spec(plugin) is not None
 
 
-def begin(root: Path, *words: str, caches: str = FOUR, **variables: str) -> subprocess.Popen[str]:
+def begin(root: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     """Start ``run.py -m`` on a job for each cache in a results root."""
     environment = {**os.environ, "GEAR_MLRUNS": str(root), "HOME": str(root.parent), **variables}
-    command = [sys.executable, str(CHECKOUT / "run.py"), "-m", *SMALL, f"cache={caches}", *words]
+    command = [sys.executable, str(CHECKOUT / "run.py"), "-m", *SMALL, CACHES, *words]
     return subprocess.Popen(  # noqa: S603
         command,
         env=environment,

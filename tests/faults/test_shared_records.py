@@ -36,7 +36,7 @@ from tests.faults.launched import (
     table,
 )
 
-pytestmark = [pytest.mark.fault, pytest.mark.xdist_group("launchers")]
+pytestmark = pytest.mark.fault
 START_S = 120
 
 

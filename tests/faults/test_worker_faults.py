@@ -60,10 +60,10 @@ def pid_of(spec: dict[str, Any]) -> int:
     return int(found[1])
 
 
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
+def wait_for(condition: Callable[[], Any], within_s: float = 60) -> None:
+    deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, "did not happen within a minute"
+        assert time.monotonic() < deadline, f"did not happen within {within_s:g} s"
         time.sleep(0.02)
 
 

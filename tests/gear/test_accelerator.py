@@ -16,8 +16,10 @@ from mlx_lm.models.cache import make_prompt_cache
 import gear
 from gear import GearConfig, decode_kernel
 from gear.generation import fresh_caches
+from gear.methods import METHODS, load_method
 from gear.methods.gear import Gear
 from gear.placement import on_cpu
+from tests.gear.calibrated import calibration_file, needs_file
 from tests.gear.tiny_models import build
 
 pytestmark = pytest.mark.skipif(on_cpu(), reason="needs an accelerator")
@@ -86,3 +88,32 @@ def test_the_refusals_are_felt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "cpu", _RefusedStream())
     with pytest.raises(TypeError):
         mx.eval(mx.add(mx.ones(3), 1, stream=mx.cpu))
+
+
+def _dense(name: str) -> list[np.ndarray]:
+    """Return K and V that a method gives back of 300 tokens, on the default device."""
+    cls = load_method(METHODS[name])
+    options = {"calibration": calibration_file(name)} if needs_file(name) else {}
+    settings = {"settings": GearConfig()} if cls.uses_gear else {}
+    cache = cls(**options, **settings).make_cache(0, 2)
+    keys, values, queries = (
+        mx.random.normal((1, heads, 300, 64), key=mx.random.key(heads)) for heads in (2, 3, 4)
+    )
+    if getattr(cache, "query_window", 0):
+        cache.observe(queries)
+    cache.update_and_fetch(keys[:, :2], values[:, :2])
+    cache.flush()
+    return [np.array(side.astype(mx.float32)) for side in cache.reconstruct()]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "fp16"])
+def test_every_method_gives_what_it_gives_on_a_cpu(name: str) -> None:
+    accelerator = mx.default_device()
+    mx.set_default_device(mx.cpu)  # pyright: ignore[reportArgumentType]
+    try:
+        expected = _dense(name)
+    finally:
+        mx.set_default_device(accelerator)
+    for here, there in zip(_dense(name), expected, strict=True):
+        assert here.shape == there.shape
+        assert np.linalg.norm(here - there) < 0.05 * np.linalg.norm(there)
