@@ -70,7 +70,9 @@ class Task:
             root, launcher = self.root or results_root(), launching.option(hydra)
             with Session(root, [], [config], launcher) as session:
                 record = session.run(config, words)
-            problems = [*(r["error"]["message"] for r in session.refused), *session.unshared]
+            # the sweep's own process finds out by itself that a calibration is missing
+            refused = [r["error"]["message"] for r in session.refused if not r["config"]]
+            problems = [*refused, *session.unshared]
             if problems:
                 raise OSError(problems[0])
         return record.get("metrics", {}).get(OBJECTIVE)

@@ -257,12 +257,15 @@ def test_the_task_returns_the_objective_and_leaves_the_session_when_pickled(
     assert sessions[-1].closed
     assert (sessions[-1].root, sessions[-1].launcher) == (root, "basic")  # the sweep's own root
 
-    def full() -> None:
-        sessions[-1].refused.append({"error": {"message": "No space left"}})
+    def refuses(config: dict[str, Any]) -> None:
+        refused = {"config": config, "error": {"message": "No space left"}}
+        monkeypatch.setattr(FakeSession, "outcome", lambda: sessions[-1].refused.append(refused))
 
-    monkeypatch.setattr(FakeSession, "outcome", full)
+    refuses({})
     with pytest.raises(OSError, match="No space left"):
         alone(job.cfg)
+    refuses({"cache": "of a job that the sweep cannot build either"})
+    alone(job.cfg)
 
 
 def test_choices_are_shown_on_a_terminal_only(

@@ -40,6 +40,7 @@ IRRELEVANT: dict[str, Any] = {
     "tracking.name": "mlflow", "tracking.enabled": True, "tracking.uri": "sqlite:///x.db",
     "tracking.experiment_name": "other",
     "job.time_limit_s": 5.0, "job.memory_limit_gib": 2.0,
+    "job.retries": 3, "job.fail_fast": True,
     "job.prefill_memory_gib": 1.0, "job.prefill_spill": True,
     "job.dry_run": True, "job.share": "s3://bucket/folder",
     "model.path": "/elsewhere", "model.repo": "a/b", "model.revision": "c",

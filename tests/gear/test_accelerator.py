@@ -90,30 +90,28 @@ def test_the_refusals_are_felt(monkeypatch: pytest.MonkeyPatch) -> None:
         mx.eval(mx.add(mx.ones(3), 1, stream=mx.cpu))
 
 
-def _dense(name: str) -> list[np.ndarray]:
-    """Return K and V that a method gives back of 300 tokens, on the default device."""
+def _errors(name: str) -> list[float]:
+    """Return the relative errors of K and V of 300 tokens, on the default device."""
     cls = load_method(METHODS[name])
     options = {"calibration": calibration_file(name)} if needs_file(name) else {}
     settings = {"settings": GearConfig()} if cls.uses_gear else {}
     cache = cls(**options, **settings).make_cache(0, 2)
-    keys, values, queries = (
-        mx.random.normal((1, heads, 300, 64), key=mx.random.key(heads)) for heads in (2, 3, 4)
-    )
+    exact = [mx.random.normal((1, 2, 300, 64), key=mx.random.key(seed)) for seed in (1, 2)]
     if getattr(cache, "query_window", 0):
-        cache.observe(queries)
-    cache.update_and_fetch(keys[:, :2], values[:, :2])
+        cache.observe(mx.random.normal((1, 4, 300, 64), key=mx.random.key(3)))
+    cache.update_and_fetch(*exact)
     cache.flush()
-    return [np.array(side.astype(mx.float32)) for side in cache.reconstruct()]
+    both = zip(cache.reconstruct(), exact, strict=True)
+    return [(mx.linalg.norm(a - x) / mx.linalg.norm(x)).item() for a, x in both]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "fp16"])
-def test_every_method_gives_what_it_gives_on_a_cpu(name: str) -> None:
+def test_every_method_is_as_good_as_on_a_cpu(name: str) -> None:
+    """Of noise a low rank is not unique, so errors are compared and not values."""
     accelerator = mx.default_device()
     mx.set_default_device(mx.cpu)  # pyright: ignore[reportArgumentType]
     try:
-        expected = _dense(name)
+        expected = _errors(name)
     finally:
         mx.set_default_device(accelerator)
-    for here, there in zip(_dense(name), expected, strict=True):
-        assert here.shape == there.shape
-        assert np.linalg.norm(here - there) < 0.05 * np.linalg.norm(there)
+    assert _errors(name) == pytest.approx(expected, rel=0.03)
