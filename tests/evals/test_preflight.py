@@ -41,6 +41,7 @@ def test_k_and_v_and_log_probabilities_by_hand(tmp_path: Path) -> None:
     assert (found.kv, found.log_probs) == (3 * 1000 * per_token, 0)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("gib", [0.001, None])
 def test_what_cannot_fit_is_refused_before_anything_is_loaded(
     tmp_path: Path, gib: float | None, monkeypatch: pytest.MonkeyPatch
