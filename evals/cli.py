@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
     from omegaconf import DictConfig
 
@@ -196,6 +197,7 @@ def _hydra(argv: list[str], task: Any) -> int:
     It is not 0 where Hydra has said what ended the launcher, such as a process that was killed.
     """
     import hydra
+    from hydra._internal.core_plugins import basic_launcher
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     from evals.compose import CONFIG_NAME
@@ -204,7 +206,9 @@ def _hydra(argv: list[str], task: Any) -> int:
     sys.argv = [sys.argv[0], *argv]
     run = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)
     # the sweeper would compose every job once more to see that it can be: compose.plan saw
-    with patch.object(BasicSweeper, "validate_batch_is_legal"):
+    # and the launcher would keep every job's configs to the end
+    lean = patch.object(basic_launcher, "run_job", _without_configs(basic_launcher.run_job))
+    with lean, patch.object(BasicSweeper, "validate_batch_is_legal"):
         try:
             run()
         except SystemExit as end:
@@ -212,6 +216,17 @@ def _hydra(argv: list[str], task: Any) -> int:
                 raise
             return 1
     return 0
+
+
+def _without_configs(run_job: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Hydra's ``run_job``, its result without the configs, which nobody reads again."""
+
+    def lean(*args: Any, **kwargs: Any) -> Any:
+        result = run_job(*args, **kwargs)
+        result.cfg = result.hydra_cfg = None
+        return result
+
+    return lean
 
 
 def _launch(plan: Plan, words: list[str], argv: list[str]) -> int:

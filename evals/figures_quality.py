@@ -36,6 +36,8 @@ Box = tuple[float, float, float, float]
 
 NAMED = 8
 """Points of a panel that are named where they are."""
+KEYED = 60
+"""The most points that have a number and a line in the key; of more only the front's have."""
 _PLACES = [
     (7, 4), (7, -3), (7, -11), (-7, 4), (-7, -3), (-7, -11), (0, 9), (0, -16), (12, 14), (-12, 14),
     (12, -22), (-12, -22), (12, 24), (-12, 24), (12, -33), (-12, -33),
@@ -56,7 +58,8 @@ def pareto(records: Sequence[Record]) -> Drawing | None:
     if not found:
         return None
     keyed = max(map(len, found.values())) > NAMED
-    names = dict.fromkeys(point["method"] for points in found.values() for point in points)
+    few = len(_all(found)) <= KEYED
+    names = dict.fromkeys(p["method"] for p in _all(found) if few or p["on_front"])
     signs = {name: str(i) if keyed else short(name, 36) for i, name in enumerate(names, 1)}
     figure, axes = cells(len(found), (5.4, 4.2), extra=3.4 if keyed else 0.0)
     caches = {record["key"]: record["config"]["cache"]["name"] for record in records}
@@ -71,6 +74,8 @@ def pareto(records: Sequence[Record]) -> Drawing | None:
         axis.grid(alpha=0.25)
     if keyed:
         _draw_key(figure, signs, {p["method"]: look[caches[p["key"]]] for p in _all(found)})
+        if not few:
+            figure.suptitle("named: what no other beats; the CSV has all", fontsize=9)
     _draw_names(figure, axes, list(found.values()), signs)
     return drawing(figure, _all(found))
 
@@ -181,7 +186,7 @@ def _draw_names(
         figure.draw_without_rendering()  # the layout is done: points have places in pixels
         for axis, points in zip(axes, panels, strict=True):
             taken = [box for point in points for box in _covered(axis, point, figure.dpi / 72)]
-            for point in points:
+            for point in (p for p in points if p["method"] in signs):
                 text = axis.annotate(
                     signs[point["method"]], (point["stored_bytes"] / MIB, point["value"]),
                     _PLACES[0], textcoords="offset points", fontsize=7, parse_math=False,

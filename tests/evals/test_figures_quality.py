@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from evals.figures_quality import pareto
+from evals.figures_quality import KEYED, pareto
 from evals.record import FINISHED
 from tests.evals.fake_records import failed, finished, sweep
 from tests.evals.fake_samples import renamed, scored
@@ -103,6 +103,17 @@ def test_many_methods_are_numbered_with_a_key() -> None:
     assert texts == [str(i) for i in range(1, 13)]
     (key,) = drawing.figure.legends
     assert [t.get_text() for t in key.get_texts()] == [f"{i + 1}  method{i}" for i in range(12)]
+
+
+def test_of_hundreds_of_methods_the_front_is_named() -> None:
+    records = [renamed(finished("kivi", 0.1 + i / 1000), f"method{i}") for i in range(KEYED + 1)]
+    drawing = pareto(records)
+    assert drawing is not None
+    front = list(drawing.data["method"][drawing.data["on_front"]])
+    assert len(drawing.data) == KEYED + 1
+    assert len(drawing.figure.axes[0].texts) == len(front) < KEYED
+    (key,) = drawing.figure.legends
+    assert [t.get_text() for t in key.get_texts()] == [f"{i + 1}  {m}" for i, m in enumerate(front)]
 
 
 def test_names_of_close_points_do_not_cover_each_other() -> None:
