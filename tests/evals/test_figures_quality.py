@@ -106,7 +106,10 @@ def test_many_methods_are_numbered_with_a_key() -> None:
 
 
 def test_of_hundreds_of_methods_the_front_is_named() -> None:
-    records = [renamed(finished("kivi", 0.1 + i / 1000), f"method{i}") for i in range(KEYED + 1)]
+    records = [
+        {**renamed(finished("kivi", 0.1 + i / 1000), f"method{i}"), "key": f"{i:064x}"}
+        for i in range(KEYED + 1)
+    ]
     drawing = pareto(records)
     assert drawing is not None
     front = list(drawing.data["method"][drawing.data["on_front"]])
