@@ -37,7 +37,7 @@ Box = tuple[float, float, float, float]
 NAMED = 8
 """Points of a panel that are named where they are."""
 KEYED = 60
-"""The most points that have a number and a line in the key; of more only the front's have."""
+"""The most points that have a number and a line in the key; of more only some on the front."""
 _PLACES = [
     (7, 4), (7, -3), (7, -11), (-7, 4), (-7, -3), (-7, -11), (0, 9), (0, -16), (12, 14), (-12, 14),
     (12, -22), (-12, -22), (12, 24), (-12, 24), (12, -33), (-12, -33),
@@ -59,7 +59,7 @@ def pareto(records: Sequence[Record]) -> Drawing | None:
         return None
     keyed = max(map(len, found.values())) > NAMED
     few = len(_all(found)) <= KEYED
-    names = dict.fromkeys(p["method"] for p in _all(found) if few or p["on_front"])
+    names = list(dict.fromkeys(p["method"] for p in _all(found) if few or p["on_front"]))[:KEYED]
     signs = {name: str(i) if keyed else short(name, 36) for i, name in enumerate(names, 1)}
     figure, axes = cells(len(found), (5.4, 4.2), extra=3.4 if keyed else 0.0)
     caches = {record["key"]: record["config"]["cache"]["name"] for record in records}
