@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 USAGE_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
 BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 OBJECTIVE = "fidelity/kl_mean"
+THREADS = "OMP_NUM_THREADS"
 
 
 class _Terminated(KeyboardInterrupt):
@@ -39,16 +40,23 @@ class Task:
 
     A launcher that pickles it for a process of its own leaves the session behind: there each job
     has a session to itself in the same results root, and the sweep's session finds the records by
-    their keys.
+    their keys. ``threads`` is the command's OMP_NUM_THREADS, which Ray would set to 1: sums by
+    another number of threads are others in the last digits.
     """
 
-    def __init__(self, session: Session | None = None, root: Path | None = None) -> None:
+    def __init__(
+        self,
+        session: Session | None = None,
+        root: Path | None = None,
+        threads: str | None = None,
+    ) -> None:
         self.session = session
         self.root = session.root if session is not None else root
+        self.threads = threads
 
-    def __reduce__(self) -> tuple[type[Task], tuple[None, Path | None]]:
+    def __reduce__(self) -> tuple[type[Task], tuple[None, Path | None, str | None]]:
         """Pickle without the session."""
-        return Task, (None, self.root)
+        return Task, (None, self.root, os.environ.get(THREADS))
 
     def __call__(self, cfg: DictConfig) -> float | None:
         """Run the job ``cfg``; return its mean KL from fp16, None where it failed or has none.
@@ -68,6 +76,8 @@ class Task:
         if self.session is not None:
             record = self.session.run(config, words)
         else:
+            os.environ.pop(THREADS, None)
+            os.environ |= {} if self.threads is None else {THREADS: self.threads}
             root, launcher = self.root or results_root(), launching.option(hydra)
             with Session(root, [], [config], launcher) as session:
                 record = session.run(config, words)

@@ -248,10 +248,13 @@ def test_the_task_returns_the_objective_and_leaves_the_session_when_pickled(
 
     [job] = plan(["model=tiny"]).jobs
     root = Path("/sweep/root")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     alone = pickle.loads(pickle.dumps(cli.Task(runner.Session(root, [], []))))  # noqa: S301
     assert alone.session is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray does
     HydraConfig.instance().set_config(job.cfg)  # as Hydra's launchers do
     assert alone(job.cfg) == 0.25
+    assert "OMP_NUM_THREADS" not in os.environ
     assert sessions[-1].ran == [job.config]
     assert sessions[-1].words == [["model=tiny"]]
     assert sessions[-1].closed
