@@ -29,7 +29,6 @@ USAGE_ERROR, INTERRUPTED, TERMINATED = 2, 130, 143
 BACKENDS = ("mlx-metal", "mlx-cpu", "mlx-cuda-12", "mlx-cuda-13")
 OBJECTIVE = "fidelity/kl_mean"
 THREADS = "OMP_NUM_THREADS"
-BASIC_LAUNCHER = "hydra._internal.core_plugins.basic_launcher"
 
 
 class _Terminated(KeyboardInterrupt):
@@ -211,6 +210,7 @@ def _hydra(argv: list[str], task: Any) -> int:
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.utils import run_job
 
+    from evals import launching
     from evals.compose import CONFIG_NAME
     from evals.names import conf_dir
 
@@ -218,7 +218,8 @@ def _hydra(argv: list[str], task: Any) -> int:
     run = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(task)
     # the sweeper would compose every job once more to see that it can be: compose.plan saw
     # and the launcher would keep every job's configs to the end
-    lean = patch(f"{BASIC_LAUNCHER}.run_job", _without_configs(run_job))
+    launcher = launching.ONE_BY_ONE.rpartition(".")[0]
+    lean = patch(f"{launcher}.run_job", _without_configs(run_job))
     with lean, patch.object(BasicSweeper, "validate_batch_is_legal"):
         try:
             run()
